@@ -1,0 +1,35 @@
+"""The gradient norm, and clipping by it, right on any mix of parallelism, on PyTorch and MindSpore.
+
+Importing this package imports neither framework; the first call selects one (see ``get_platform``).
+"""
+
+from hyper_parallel.clip_grad import clip_grad_norm_, clip_grads, clip_grads_with_norm_, get_total_norm
+from hyper_parallel.core.layout import Area, Layout
+from hyper_parallel.core.mesh import Mesh
+from hyper_parallel.core.norm import NormKind
+from hyper_parallel.core.placement import Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.platforms import get_platform
+from hyper_parallel.sharded_tensor import DTensor, attach_layout, distribute_tensor, init_device_mesh
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Area",
+    "DTensor",
+    "Layout",
+    "Mesh",
+    "NormKind",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "attach_layout",
+    "clip_grad_norm_",
+    "clip_grads",
+    "clip_grads_with_norm_",
+    "distribute_tensor",
+    "get_platform",
+    "get_total_norm",
+    "init_device_mesh",
+]

@@ -1,0 +1,177 @@
+"""Total norm and clipping, with the names and semantics of ``torch.nn.utils``, on any mix of parallelism."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hyper_parallel.core.norm import NormKind
+from hyper_parallel.execution import Request, raise_nonfinite, total_norm
+from hyper_parallel.interface import Platform, Scalar, Tensor
+from hyper_parallel.platforms import get_platform
+from hyper_parallel.preparation import Prepared, prepare
+
+_EPS = 1e-6
+
+
+def clip_grad_norm_(
+    parameters: Any,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    grads: Iterable[Tensor | None] | None = None,
+) -> Tensor:
+    """Scale gradients in place so that the norm of all of them together is at most ``max_norm``.
+
+    The gradients are multiplied by ``min(1, max_norm / (total_norm + 1e-6))``, computed in float32 from the
+    unrounded norm (the formula of ``torch.nn.utils.clip_grad_norm_``). The norm is that of the global gradients:
+    each element counts once, however it is sharded or copied. Parameters without a gradient on some or all ranks
+    and frozen parameters are fine.
+
+    Args:
+        parameters: a module or cell, a tensor, or an iterable of tensors (read once), in the same order on every
+            rank. DTensors and tensors with an attached layout may lie on several meshes; a tensor without a layout
+            is taken as replicated over the ranks involved, and without any layout nothing is communicated.
+        max_norm: at least 0; ``inf`` only measures and leaves the gradients bitwise untouched.
+        norm_type: any real number (0 counts non-zeros), ``inf`` or ``-inf``.
+        error_if_nonfinite: raise if the norm is NaN or infinite. On an accelerator this waits for the device.
+        foreach: use foreach kernels: None where there are any, True always, False never.
+        grads: the gradients, in the order of ``parameters``, for frameworks that return them from a function.
+            Without it, a parameter's ``main_grad``, else its ``grad``.
+
+    Returns:
+        The norm before clipping: a 0-d tensor on the gradients' device, in their promoted dtype (float32 on a
+        rank without gradients), with the same bits on every rank.
+
+    Raises:
+        ValueError: ``max_norm`` is negative or NaN, ``norm_type`` is NaN, a local tensor does not fit its layout.
+        TypeError: ``parameters`` holds something other than tensors.
+        RuntimeError: the norm is non-finite and ``error_if_nonfinite`` is set; ``foreach=True`` without foreach
+            kernels; the ranks pass different tensors.
+        All of them before any gradient has changed, and what one rank finds in its tensors is raised on all ranks.
+
+    Collectives:
+        One all-reduce of about 100 numbers over the ranks involved; one per mesh dim where no process group spans
+        these; two more when only some copies of a tensor have a gradient.
+    """
+    max_norm = _checked(max_norm)
+    prepared = prepare(parameters, grads)
+    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
+    _clip(prepared, max_norm, norm, foreach)
+    return _rounded(request, norm)
+
+
+def get_total_norm(
+    tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> Tensor:
+    """The norm of ``tensors`` (gradients: DTensors, tensors with a layout, plain tensors) taken together.
+
+    Arguments, result, errors and collectives are those of ``clip_grad_norm_``.
+    """
+    tensors, _ = get_platform().parameters(tensors)
+    return _rounded(*_measure(prepare(tensors, tensors), norm_type, error_if_nonfinite, foreach))
+
+
+def clip_grads_with_norm_(
+    parameters: Any,
+    max_norm: float,
+    total_norm: Tensor | float,
+    foreach: bool | None = None,
+    *,
+    grads: Iterable[Tensor | None] | None = None,
+) -> None:
+    """Scale gradients in place by ``min(1, max_norm / (total_norm + 1e-6))``; nothing is communicated.
+
+    Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
+    """
+    max_norm = _checked(max_norm)
+    _clip(prepare(parameters, grads), max_norm, total_norm, foreach)
+
+
+def clip_grads(
+    grads: Iterable[Tensor | None],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    params: Any = None,
+) -> tuple[list[Tensor | None], Tensor]:
+    """Like ``clip_grad_norm_``, out of place: ``(clipped gradients, total norm)``; ``grads`` stay as they are.
+
+    Args:
+        grads: the gradients, None where there is none.
+        max_norm, norm_type, error_if_nonfinite, foreach: as for ``clip_grad_norm_``.
+        params: the parameters, in the same order, if they carry the layouts; else ``grads`` must.
+
+    Returns:
+        The clipped gradients, in order and with the dtypes of ``grads``, and the norm before clipping. Where
+        nothing is to be scaled and the host knows it, the same tensors are returned.
+    """
+    max_norm = _checked(max_norm)
+    grads = list(grads)
+    present = [gradient for gradient in grads if gradient is not None]
+    prepared = prepare(present, present) if params is None else prepare(params, grads)
+    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
+    coefficient = _coefficient(prepared, max_norm, norm)
+    clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
+    return [None if gradient is None else next(clipped) for gradient in grads], _rounded(request, norm)
+
+
+def _checked(max_norm: float) -> float:
+    max_norm = float(max_norm)
+    if not max_norm >= 0:
+        raise ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}")
+    return max_norm
+
+
+def _measure(
+    prepared: Prepared, norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> tuple[Request, Scalar]:
+    """The norm in the platform's widest float."""
+    platform = prepared.platform
+    request = Request(
+        platform, NormKind(norm_type), prepared.gradients, prepared.anchor, foreach, prepared.errors
+    )
+    norm = total_norm(prepared.plan, request, prepared.first_use)
+    if error_if_nonfinite:
+        value = platform.read(platform.cast(norm, None, None), True)
+        if value is None or not math.isfinite(value[0]):
+            raise_nonfinite(prepared.plan, request)
+    return request, norm
+
+
+def _rounded(request: Request, norm: Scalar) -> Tensor:
+    present = [gradient for gradient in request.gradients if gradient is not None]
+    if request.gradients and not present:
+        warnings.warn(
+            "no tensor carries a gradient on this rank; the norm is returned as float32", stacklevel=3
+        )
+    dtype = request.platform.promoted_dtype(present) if present else None
+    return request.platform.cast(norm, dtype, present[0] if present else request.anchor)
+
+
+def _clip(prepared: Prepared, max_norm: float, norm: Scalar | float, foreach: bool | None) -> None:
+    present: Sequence[Tensor] = [gradient for gradient in prepared.gradients if gradient is not None]
+    if not present:
+        return
+    coefficient = _coefficient(prepared, max_norm, norm)
+    if coefficient is not None:
+        prepared.platform.scale_(present, coefficient, foreach)
+
+
+def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar | float) -> Tensor | None:
+    """A 0-d float32 tensor, or None if it is 1 and the host knows that without waiting."""
+    platform: Platform = prepared.platform
+    if max_norm == math.inf:
+        return None
+    like = next((gradient for gradient in prepared.gradients if gradient is not None), None)
+    ratio = max_norm / (platform.cast(norm, None, like) + _EPS)
+    coefficient = platform.where(
+        ratio > 1, 1.0, ratio
+    )  # not a clamp: some frameworks' clamp(nan) is the bound
+    return None if platform.read(coefficient, False) == [1.0] else coefficient

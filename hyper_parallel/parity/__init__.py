@@ -1,0 +1,4 @@
+"""The parity suite: the same cases on every backend, against a float64 oracle and against each other.
+
+``python -m hyper_parallel.parity --platforms torch mindspore`` runs it; the extra ``parity`` installs what it needs.
+"""

@@ -1,0 +1,92 @@
+"""Compares what the ranks of each backend found with the oracle, and the backends with each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyper_parallel.parity import oracle
+from hyper_parallel.parity.cases import MAX_NORM, Case
+from hyper_parallel.parity.worker import Outcome
+
+RELATIVE = 1e-6
+"""How far a norm may be from float64, before it is rounded to the dtype it is returned in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One case on one backend: what is wrong, and the largest relative error of its float32 norms."""
+
+    case: Case
+    failures: tuple[str, ...]
+    largest_error: float
+    norms: tuple[tuple[str, float, float], ...]
+
+
+def judge(case: Case, ranks: Sequence[Sequence[Outcome]]) -> Verdict:
+    """Judge the outcomes of all ranks, which made the same calls in the same order."""
+    failures: list[str] = []
+    errors = [0.0]
+    norms = []
+    for outcomes in zip(*ranks, strict=True):
+        form, p = outcomes[0].form, outcomes[0].norm_type
+        expected = oracle.total_norm(case, p)
+        found = [outcome.norm for outcome in outcomes]
+        norms.append((form, p, found[0]))
+        where = f"{case.name}, {form}, p={p:g}"
+        if len(set(found)) > 1:
+            failures.append(f"{where}: the ranks disagree on the norm: {found}")
+        dtype = _result_dtype(case)
+        if not _close(found[0], expected, dtype):
+            failures.append(f"{where}: norm {found[0]!r} on rank 0, expected {expected!r}")
+        if dtype == "float32":
+            errors.append(_relative(found[0], expected))
+        failures.extend(f"{where}: {text}" for text in _wrong_gradients(case, expected, outcomes))
+    return Verdict(case, tuple(failures), max(errors), tuple(norms))
+
+
+def compare(verdicts: dict[str, Verdict]) -> tuple[str, ...]:
+    """Where the norms of two backends differ by more than both may be off."""
+    failures = []
+    (first, reference), *others = verdicts.items()
+    for name, verdict in others:
+        for (form, p, here), (_, _, there) in zip(reference.norms, verdict.norms, strict=True):
+            if not _close(there, here, _result_dtype(reference.case), 2 * RELATIVE):
+                failures.append(f"{reference.case.name}, {form}, p={p:g}: {first} {here!r}, {name} {there!r}")
+    return tuple(failures)
+
+
+def _result_dtype(case: Case) -> str:
+    dtypes = {tensor.dtype for tensor in case.tensors}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def _close(found: float, expected: float, dtype: str, relative: float = RELATIVE) -> bool:
+    if not math.isfinite(expected):
+        return found == expected
+    return bool(abs(found - expected) <= oracle.tolerance(np.asarray(expected), dtype, relative))
+
+
+def _relative(found: float, expected: float) -> float:
+    return 0.0 if found == expected else abs(found - expected) / max(abs(expected), 1e-300)
+
+
+def _wrong_gradients(case: Case, norm: float, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    wholes = oracle.global_gradients(case)
+    for rank, outcome in enumerate(outcomes):
+        for index, (tensor, whole) in enumerate(zip(case.tensors, wholes, strict=True)):
+            found = outcome.gradients[index]
+            if (found is None) != (rank in tensor.missing_on):
+                yield f"tensor {index} on rank {rank}: a gradient {'vanished' if found is None else 'appeared'}"
+            if found is None or rank in tensor.missing_on:
+                continue
+            part = oracle.local_part(whole, oracle.local_indices(case, tensor, rank))
+            expected = oracle.clipped(part, norm, MAX_NORM)
+            if found.shape != expected.shape:
+                yield f"tensor {index} on rank {rank}: shape {found.shape}, expected {expected.shape}"
+            elif not np.all(np.abs(found - expected) <= oracle.tolerance(expected, tensor.dtype)):
+                worst = np.abs(found - expected).max()
+                yield f"tensor {index} on rank {rank}: a clipped gradient is off by {worst:.3g}"

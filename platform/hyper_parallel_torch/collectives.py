@@ -1,0 +1,40 @@
+"""Collectives over ranks, through the process groups that exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hyper_parallel_torch.layouts import ProcessGroups
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+class TorchCollectives:
+    """The ``Collectives`` role of the platform: gloo, NCCL or HCCL, as the group has for the buffer's device."""
+
+    def __init__(self) -> None:
+        self.process_groups = ProcessGroups()
+
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def groups(self) -> frozenset[tuple[int, ...]]:
+        return frozenset(self.process_groups.known())
+
+    def all_reduce(self, buffer: Tensor, reduce_op: str, ranks: tuple[int, ...]) -> Tensor:
+        group = self.process_groups.known()[ranks]
+        devices = {device.type for device in group._device_types}
+        if not devices or buffer.device.type in devices:
+            dist.all_reduce(buffer, _OPS[reduce_op], group=group)
+            return buffer
+        moved = buffer.to(sorted(devices)[0])
+        dist.all_reduce(moved, _OPS[reduce_op], group=group)
+        return moved.to(buffer.device)
+
+    def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
+        gathered: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(gathered, value, group=self.process_groups.known()[ranks])
+        return gathered

@@ -7,7 +7,8 @@ same images in the same order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import pairwise
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,13 @@ TEST_IMAGES = 360
 class Settings:
     """One training run, the same on every backend."""
 
-    world_size: int = 4
-    epochs: int = 12
-    batch_size: int = 96
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    max_norm: float = 1.0
-    seed: int = 0
+    world_size: int
+    epochs: int
+    max_norm: float
+    learning_rate: float
+    momentum: float
+    batch_size: int
+    seed: int
 
     @property
     def mesh_shape(self) -> tuple[int, int]:
@@ -75,8 +76,27 @@ class Digits:
         return self.train.take(order[place * settings.batch_size : (place + 1) * settings.batch_size])
 
 
+class Trainer(Protocol):
+    """One rank's model and optimizer. Every rank calls the same methods in the same order."""
+
+    rank: int
+
+    def step(self, share: Images) -> tuple[float, float]:
+        """Train on this rank's share of a batch.
+
+        Returns:
+            The share's part of the batch's loss, such that the mean over all ranks is the loss of the batch,
+            and the norm of the batch's gradient before clipping.
+        """
+        ...
+
+    def count_correct(self, share: Images) -> int:
+        """How many digits of this rank's share the model recognises."""
+        ...
+
+
 def load(seed: int) -> Digits:
-    """The 1797 handwritten digits that come with scikit-learn, of 8 x 8 pixels each, in two random parts."""
+    """The 1797 handwritten digits that come with scikit-learn, 8 x 8 pixels each, in two random parts."""
     from sklearn.datasets import load_digits  # slow to import, and the ranks are handed its result
 
     raw = load_digits()
@@ -89,7 +109,7 @@ def initial_weights(seed: int) -> list[tuple[Floats, Floats]]:
     """Weight (outputs x inputs, as both frameworks keep it) and bias of each layer."""
     generator = np.random.default_rng((seed, 2))
     layers = []
-    for inputs, outputs in zip(LAYER_SIZES[:-1], LAYER_SIZES[1:], strict=True):
-        weight = generator.normal(0.0, np.sqrt(2 / inputs), (outputs, inputs)).astype(np.float32)
+    for inputs, outputs in pairwise(LAYER_SIZES):
+        weight = generator.normal(0.0, np.sqrt(1 / inputs), (outputs, inputs)).astype(np.float32)
         layers.append((weight, np.zeros(outputs, np.float32)))
     return layers

@@ -219,5 +219,5 @@ def _ending(code: int | None) -> str:
     if code is None:
         return "died (status unknown)"
     if code < 0:
-        return f"died (signal {-code}, {signal.Signals(-code).name})"
+        return f"died (signal {-code}: {signal.strsignal(-code)})"
     return f"ended with exit status {code}"

@@ -44,7 +44,6 @@ class Outcome:
 class _Meeting:
     entered: dict[int, tuple[Call, Any]] = field(default_factory=dict)
     results: list[Any] | None = None
-    left: int = 0
 
 
 class World:
@@ -55,8 +54,8 @@ class World:
         self.groups = {tuple(range(size))} if groups is None else {tuple(group) for group in groups}
         self._timeout = timeout
         self._changed = threading.Condition()
-        self._meetings: dict[Ranks, _Meeting] = {}
-        self._waiting: dict[int, Call] = {}
+        self._meetings: dict[tuple[Ranks, int], _Meeting] = {}
+        self._waiting: dict[int, tuple[Call, _Meeting]] = {}
         self._outcomes = [Outcome() for _ in range(size)]
         self._running: set[int] = set()
         self._failure: str | None = None
@@ -85,14 +84,14 @@ class World:
             raise CollectiveError(f"rank {rank} has no process group of ranks {call.ranks}")
         with self._changed:
             meeting = self._enter(rank, call, value)
-            self._wait(rank, call, meeting)
-            self._leave(call, meeting)
-        assert meeting.results is not None
+            while meeting.results is None:
+                self._pause(rank, call, meeting)
         return combine(meeting.results)
 
     def _enter(self, rank: int, call: Call, value: Any) -> _Meeting:
-        while (meeting := self._meetings.setdefault(call.ranks, _Meeting())).results is not None:
-            self._pause(rank, call)  # somebody still is in the last meeting of this group
+        """Join the meeting that the others of the group are at with their n-th call, too."""
+        number = sum(earlier.ranks == call.ranks for earlier in self._outcomes[rank].calls)
+        meeting = self._meetings.setdefault((call.ranks, number), _Meeting())
         meeting.entered[rank] = (call, value)
         if len(meeting.entered) == len(call.ranks):
             if len({entered.what for entered, _ in meeting.entered.values()}) > 1:
@@ -102,38 +101,29 @@ class World:
             self._changed.notify_all()
         return meeting
 
-    def _wait(self, rank: int, call: Call, meeting: _Meeting) -> None:
-        while meeting.results is None:
-            self._pause(rank, call)
-
-    def _pause(self, rank: int, call: Call) -> None:
+    def _pause(self, rank: int, call: Call, meeting: _Meeting) -> None:
         """Wait until something changes, and fail if nothing can."""
-        self._waiting[rank] = call
-        if set(self._waiting) == self._running and self._failure is None and not self._can_go_on():
-            self._fail(f"no rank can go on: {self._where()}")
+        self._waiting[rank] = (call, meeting)
+        self._fail_if_stuck()
         if self._failure is None and not self._changed.wait(self._timeout):
             self._fail(f"timed out after {self._timeout} s: {self._where()}")
         self._waiting.pop(rank, None)
         if self._failure is not None:
             raise CollectiveError(self._failure)
 
-    def _can_go_on(self) -> bool:
-        return any(self._meetings[call.ranks].results is not None for call in self._waiting.values())
+    def _fail_if_stuck(self) -> None:
+        stuck = all(meeting.results is None for _, meeting in self._waiting.values())
+        if stuck and self._running and self._running == set(self._waiting) and self._failure is None:
+            self._fail(f"no rank can go on: {self._where()}")
 
     def _where(self) -> str:
-        waiting = "; ".join(f"rank {rank} waits in {call}" for rank, call in sorted(self._waiting.items()))
+        waiting = "; ".join(f"rank {rank} waits in {call}" for rank, (call, _) in sorted(self._waiting.items()))
         ended = sorted(set(range(self.size)) - self._running)
         return f"{waiting}; ended: {ended}"
 
     def _fail(self, message: str) -> None:
         self._failure = message
         self._changed.notify_all()
-
-    def _leave(self, call: Call, meeting: _Meeting) -> None:
-        meeting.left += 1
-        if meeting.left == len(call.ranks):
-            self._meetings[call.ranks] = _Meeting()
-            self._changed.notify_all()
 
     def _rank(self, rank: int, function: Callable[[int], Any]) -> None:
         _this_thread.world, _this_thread.rank = self, rank
@@ -143,8 +133,7 @@ class World:
             self._outcomes[rank].error = error
         with self._changed:
             self._running.discard(rank)
-            if self._running and self._running == set(self._waiting) and not self._can_go_on():
-                self._fail(f"no rank can go on: {self._where()}")
+            self._fail_if_stuck()
             self._changed.notify_all()
 
 

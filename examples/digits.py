@@ -86,9 +86,10 @@ def main(
 
 def comparison(one: Run, other: Run, tolerance: float) -> str:
     """The one line that the demo is about."""
+    largest = one.differences(other).max()
     return (
-        f"Largest relative difference between the norms of {one.name} and {other.name} in {len(one.norms)} steps: "
-        f"{one.differences(other).max():.1e} (tolerance {tolerance:g})"
+        f"Norms of {one.name} and {other.name} over {len(one.norms)} steps: "
+        f"largest relative difference {largest:.1e} (tolerance {tolerance:g})"
     )
 
 

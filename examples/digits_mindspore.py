@@ -17,7 +17,10 @@ from digits_data import LAYER_SIZES, MESH_DIM_NAMES, Images, Settings, initial_w
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 import hyper_parallel
-from hyper_parallel import Layout, Mesh, Replicate, Shard
+from hyper_parallel import Layout, Replicate, Shard
+
+PLACEMENTS = (Replicate(), Shard(0))
+"""Of every parameter, along the mesh dims "replicate" and "shard"."""
 
 
 class MindSporeTrainer:
@@ -28,14 +31,11 @@ class MindSporeTrainer:
         self.rank = mint.distributed.get_rank()
         self._model = _model(settings.seed)
         self._weights = self._model.trainable_params()
-        mesh = Mesh(settings.mesh_shape, tuple(range(settings.world_size)), MESH_DIM_NAMES)
-        self._layouts = [
-            Layout(mesh, (Replicate(), Shard(0)), tuple(weight.shape)) for weight in self._weights
-        ]
-        self._shards = [
-            _shard(weight, layout, self.rank)
-            for weight, layout in zip(self._weights, self._layouts, strict=True)
-        ]
+        self._mesh = hyper_parallel.init_device_mesh(
+            "CPU", settings.mesh_shape, mesh_dim_names=MESH_DIM_NAMES
+        )
+        self._layouts = [Layout(self._mesh.core, PLACEMENTS, tuple(weight.shape)) for weight in self._weights]
+        self._shards = [self._shard(*pair) for pair in zip(self._weights, self._layouts, strict=True)]
         # MindSpore's optimizers refuse parameters without elements, and the last ranks of many may have no rows.
         trained = [shard for shard in self._shards if shard.size]
         self._optimizer = nn.Momentum(trained, settings.learning_rate, settings.momentum)
@@ -73,34 +73,32 @@ class MindSporeTrainer:
         return tuple(cut)
 
     def _all_gather(self) -> None:
-        """Put the rows of all ranks together again as the weights to compute with; one all-gather."""
-        mesh = self._layouts[0].mesh
-        length = max(sum(prod(layout.local_shape(rank)) for layout in self._layouts) for rank in mesh.ranks)
-        mine = mint.cat([shard.reshape(-1) for shard in self._shards])
-        mine = mint.cat([mine, mint.zeros(length - mine.size)]) if mine.size < length else mine
-        gathered = [mint.zeros(length) for _ in mesh.ranks]
-        mint.distributed.all_gather(gathered, mine)
-        # The other replicas hold the same rows once more.
-        replica = mesh.slice_ranks(0, (MESH_DIM_NAMES.index("shard"),))
-        starts = dict.fromkeys(replica, 0)
-        for weight, layout in zip(self._weights, self._layouts, strict=True):
-            parts = []
-            for rank in replica:
-                stop = starts[rank] + prod(layout.local_shape(rank))
-                parts.append(gathered[rank][starts[rank] : stop])
-                starts[rank] = stop
-            weight.set_data(mint.cat(parts).reshape(layout.global_shape))
+        """Put the rows of all shards together again as the weights to compute with; one all-gather."""
+        ranks = self._mesh.core.slice_ranks(self.rank, (MESH_DIM_NAMES.index("shard"),))
+        sizes = {rank: [prod(layout.local_shape(rank)) for layout in self._layouts] for rank in ranks}
+        length = max(map(sum, sizes.values()))
+        padding = mint.zeros(length - sum(sizes[self.rank]))
+        mine = mint.cat([shard.reshape(-1) for shard in (*self._shards, padding) if shard.size])
+        gathered = [mint.zeros(length) for _ in ranks]
+        mint.distributed.all_gather(gathered, mine, self._mesh.get_group("shard"))
+        parts = [
+            mint.split(flat[: sum(sizes[rank])], sizes[rank])
+            for rank, flat in zip(ranks, gathered, strict=True)
+        ]
+        for weight, rows in zip(self._weights, zip(*parts, strict=True), strict=True):
+            weight.set_data(mint.cat([part for part in rows if part.size]).reshape(weight.shape))
+
+    def _shard(self, weight: Parameter, layout: Layout) -> Parameter:
+        rows = Tensor(weight.asnumpy()[_rows(layout, self.rank)].copy())
+        return hyper_parallel.attach_layout(
+            Parameter(rows, name=weight.name), self._mesh, PLACEMENTS, weight.shape
+        )
 
 
 def _rows(layout: Layout, rank: int) -> slice:
+    """Where this rank's rows lie in the whole; at most one area, since one mesh dim shards."""
     areas = layout.areas(rank)
     return slice(areas[0].offsets[0], areas[0].offsets[0] + areas[0].sizes[0]) if areas else slice(0, 0)
-
-
-def _shard(weight: Parameter, layout: Layout, rank: int) -> Parameter:
-    rows = Tensor(weight.asnumpy()[_rows(layout, rank)].copy())
-    shard = Parameter(rows, name=weight.name)
-    return hyper_parallel.attach_layout(shard, layout.mesh, layout.placements, layout.global_shape)
 
 
 def _model(seed: int) -> nn.SequentialCell:

@@ -110,6 +110,6 @@ def print_summary(console: Console, runs: Sequence[Run], reference: Run) -> None
             f"{run.seconds:.1f} s",
         )
     console.print(table)
-    console.print(
-        f"[dim]{reference.name}: one process, no library; 'norms off by' is the largest relative difference from it"
-    )
+    note = f"norms off by: the largest relative difference from {reference.name}, one process without the library"
+    console.print(f"[dim]{note}", highlight=False)
+    console.print()

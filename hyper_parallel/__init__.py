@@ -9,7 +9,13 @@ from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.placement import Partial, Placement, Replicate, Shard, StridedShard
 from hyper_parallel.platforms import get_platform
-from hyper_parallel.sharded_tensor import DTensor, attach_layout, distribute_tensor, init_device_mesh
+from hyper_parallel.sharded_tensor import (
+    DTensor,
+    attach_layout,
+    distribute_tensor,
+    init_device_mesh,
+    mark_shared,
+)
 
 __version__ = "0.1.0"
 
@@ -32,4 +38,5 @@ __all__ = [
     "get_platform",
     "get_total_norm",
     "init_device_mesh",
+    "mark_shared",
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.norm import NormKind
-from hyper_parallel.execution import Request, raise_nonfinite, total_norm
+from hyper_parallel.diagnosis import raise_nonfinite, replica_errors
+from hyper_parallel.execution import Request, total_norm
 from hyper_parallel.interface import Platform, Scalar, Tensor
 from hyper_parallel.platforms import get_platform
 from hyper_parallel.preparation import Prepared, prepare
@@ -24,6 +26,8 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     *,
     grads: Iterable[Tensor | None] | None = None,
+    pp_mesh: Any = None,
+    check_replicas: bool = False,
 ) -> Tensor:
     """Scale gradients in place so that the norm of all of them together is at most ``max_norm``.
 
@@ -42,6 +46,10 @@ def clip_grad_norm_(
         foreach: use foreach kernels: None where there are any, True always, False never.
         grads: the gradients, in the order of ``parameters``, for frameworks that return them from a function.
             Without it, a parameter's ``main_grad``, else its ``grad``.
+        pp_mesh: the device mesh (or torch process group) of the pipeline stages, of which each rank has other
+            parameters, or none. As a slice of the mesh of all ranks it costs no further all-reduce.
+        check_replicas: raise if copies of a gradient differ between ranks; reads all replicated gradients on the
+            host and costs one more all-reduce.
 
     Returns:
         The norm before clipping: a 0-d tensor on the gradients' device, in their promoted dtype (float32 on a
@@ -59,21 +67,26 @@ def clip_grad_norm_(
         these; two more when only some copies of a tensor have a gradient.
     """
     max_norm = _checked(max_norm)
-    prepared = prepare(parameters, grads)
-    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
+    prepared = prepare(parameters, grads, pp_mesh)
+    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach, check_replicas)
     _clip(prepared, max_norm, norm, foreach)
     return _rounded(request, norm)
 
 
 def get_total_norm(
-    tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    tensors: Any,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    pp_mesh: Any = None,
 ) -> Tensor:
     """The norm of ``tensors`` (gradients: DTensors, tensors with a layout, plain tensors) taken together.
 
     Arguments, result, errors and collectives are those of ``clip_grad_norm_``.
     """
     tensors, _ = get_platform().parameters(tensors)
-    return _rounded(*_measure(prepare(tensors, tensors), norm_type, error_if_nonfinite, foreach))
+    return _rounded(*_measure(prepare(tensors, tensors, pp_mesh), norm_type, error_if_nonfinite, foreach))
 
 
 def clip_grads_with_norm_(
@@ -100,12 +113,13 @@ def clip_grads(
     foreach: bool | None = None,
     *,
     params: Any = None,
+    pp_mesh: Any = None,
 ) -> tuple[list[Tensor | None], Tensor]:
     """Like ``clip_grad_norm_``, out of place: ``(clipped gradients, total norm)``; ``grads`` stay as they are.
 
     Args:
         grads: the gradients, None where there is none.
-        max_norm, norm_type, error_if_nonfinite, foreach: as for ``clip_grad_norm_``.
+        max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh: as for ``clip_grad_norm_``.
         params: the parameters, in the same order, if they carry the layouts; else ``grads`` must.
 
     Returns:
@@ -115,7 +129,7 @@ def clip_grads(
     max_norm = _checked(max_norm)
     grads = list(grads)
     present = [gradient for gradient in grads if gradient is not None]
-    prepared = prepare(present, present) if params is None else prepare(params, grads)
+    prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
     request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
     coefficient = _coefficient(prepared, max_norm, norm)
     clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
@@ -130,18 +144,24 @@ def _checked(max_norm: float) -> float:
 
 
 def _measure(
-    prepared: Prepared, norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+    prepared: Prepared,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    check_replicas: bool = False,
 ) -> tuple[Request, Scalar]:
     """The norm in the platform's widest float."""
-    platform = prepared.platform
+    platform, plan, kind = prepared.platform, prepared.plan, NormKind(norm_type)
     request = Request(
-        platform, NormKind(norm_type), prepared.gradients, prepared.anchor, foreach, prepared.errors
+        platform, kind, prepared.gradients, prepared.anchor, foreach, prepared.errors, prepared.first_use
     )
-    norm = total_norm(prepared.plan, request, prepared.first_use)
+    if check_replicas:
+        request = replace(request, errors=(*request.errors, *replica_errors(plan, request)))
+    norm = total_norm(plan, request)
     if error_if_nonfinite:
         value = platform.read(platform.cast(norm, None, None), True)
         if value is None or not math.isfinite(value[0]):
-            raise_nonfinite(prepared.plan, request)
+            raise_nonfinite(plan, request)
     return request, norm
 
 

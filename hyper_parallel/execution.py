@@ -1,7 +1,7 @@
 """Runs a ReductionPlan through a Platform: local statistics, one packed all-reduce, the checks, the root.
 
-The buffer has the same length whatever the plan, ``[statistic, nan, error, digests...]``, so that ranks whose plans
-disagree still meet in it, and every rank learns of a failure on any other and raises with it.
+The buffer has the same length whatever the plan, ``[statistic, nan, error, stale, digests...]``, so that ranks whose
+plans disagree still meet in it, and every rank learns of a failure on any other and raises with it.
 
 A digest travels as bits beside their complements: if ranks differ in a bit, both it and its complement come back
 above zero, under SUM as well as under MAX.
@@ -10,26 +10,28 @@ above zero, under SUM as well as under MAX.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NoReturn
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from math import prod
 
 from hyper_parallel.core.norm import NormKind
-from hyper_parallel.core.plan import DIGEST_BITS, Part, ReductionPlan, digest_bits
+from hyper_parallel.core.plan import DIGEST_BITS, Part, ReductionPlan, Term, digest_bits
+from hyper_parallel.core.union import Ranks
+from hyper_parallel.failures import Failure, difference, gather, merged
 from hyper_parallel.interface import Buffer, Platform, Scalar, Tensor
+from hyper_parallel.partials import combine, reduce_partials
 
-_NAN, _ERROR, _PLAN = 1, 2, 3
+_NAN, _ERROR, _STALE, _PLAN = 1, 2, 3, 4
 _PRESENCE = _PLAN + 2 * DIGEST_BITS
-_ERROR_TYPES = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError, MemoryError)}
-_MAX_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One norm to compute: local gradients in plan order (None: missing) and errors this rank found before.
+    """One norm to compute: local gradients by tensor index (None: missing) and errors this rank found before.
 
-    The buffer lives on the device of ``anchor``.
+    The buffer lives on the device of ``anchor``. ``stages`` says how many pipeline stages share a key.
     """
 
     platform: Platform
@@ -38,122 +40,216 @@ class Request:
     anchor: Tensor | None
     foreach: bool | None = None
     errors: tuple[Exception, ...] = ()
+    first_use: bool = False
+    stages: Mapping[str, int] = field(default_factory=dict)
 
 
-def total_norm(plan: ReductionPlan, request: Request, first_use: bool) -> Scalar:
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the parts have given so far, on this rank.
+
+    Statistics have the sign and the weight they travel with; ``partial`` is the share of the Partial tensors, and
+    ``present`` are those of them that have a gradient somewhere. ``stale``: some rank must ask who shares its keys.
+    """
+
+    statistic: Scalar | float
+    failure: Failure | None
+    stale: bool
+    partial: Scalar | None = None
+    present: frozenset[int] = frozenset()
+
+
+# How many stages share each key, by the ranks that asked and the keys this rank declared.
+_stages: dict[tuple[tuple[Ranks, ...], tuple[str, ...]], dict[str, int]] = {}
+
+
+def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
     """The norm over all ranks, as a 0-d scalar of the platform's widest float.
 
     Collectives: per part of the plan one all-reduce per step. If of several copies only some have a gradient, two
-    more find out which; an error costs one gather of messages.
-
-    Args:
-        plan: what to contribute and where to reduce it.
-        request: the gradients and the norm kind.
-        first_use: read the checks of the buffer even if the host has to wait for the device.
+    more find out which; Partial gradients cost one more and those of ``reduce_partials``; an error, or a change in
+    what pipeline stages share, costs one gather of messages.
 
     Raises:
         ValueError, TypeError, RuntimeError: on every rank, if any rank found an error or the plans disagree.
     """
-    statistics = [_reduce(part, request, first_use) for part in plan.parts]
-    total = statistics[0]
-    for statistic in statistics[1:]:
-        total = total + statistic if request.kind.reduce_op == "sum" else _larger(request, total, statistic)
-    return request.kind.root(total * request.kind.sign)
+    known = _stages.get((plan.stage_steps, plan.shared))
+    request = replace(request, stages=known or {})
+    state = _run(plan, request, bool(plan.shared) and known is None)
+    if state.failure is not None:
+        raise state.failure.exception(alone=not plan.communicates)
+    if state.stale:
+        _learn_stages(plan, request)
+        return total_norm(plan, request)
+    return request.kind.root(state.statistic * request.kind.sign)
 
 
-def raise_nonfinite(plan: ReductionPlan, request: Request) -> NoReturn:
-    """Raise on every rank, naming the tensors that hold NaN or infinity and the ranks they were found on.
-
-    Collectives: per part of the plan one gather per step.
-    """
-    found: dict[str, set[int]] = {}
+def _run(plan: ReductionPlan, request: Request, stale: bool) -> _State:
+    """All parts and the last one; a failure in one is told in all that follow, as their ranks are waiting."""
+    failure = Failure.of(request.platform.rank(), request.errors)
+    states: list[_State] = []
     for part in plan.parts:
-        local = [
-            meta.name
-            for index, meta in zip(part.indices, part.tensors, strict=True)
-            if (gradient := request.gradients[index]) is not None
-            and request.platform.nonfinite_count(gradient)
-        ]
-        for rank, names in _gather(part, request, local):
-            for name in names:
-                found.setdefault(name, set()).add(rank)
-    named = [f"{name} (ranks {sorted(ranks)})" for name, ranks in list(found.items())[:_MAX_NAMED]]
-    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
-    raise RuntimeError(
-        f"the total norm of order {request.kind.p} is non-finite, so the gradients were not clipped. "
-        f"Non-finite gradients: {', '.join(named) or 'none, the norm itself overflows'}{more}. "
-        "Pass error_if_nonfinite=False to scale by the non-finite norm instead"
-    )
+        states.append(_contribution(part, request, _State(math.nan, failure, stale)))
+        failure = failure or states[-1].failure
+    total: _State | None = None
+    for part, state in zip(plan.parts, states, strict=True):
+        finished = _finish(part, request, replace(state, failure=failure))
+        failure = finished.failure
+        if total is not None:
+            both = combine(request.platform, request.kind, total.statistic, finished.statistic)
+            finished = replace(finished, statistic=both, stale=total.stale or finished.stale)
+        total = finished
+    assert total is not None
+    return total if plan.last is None else _finish(plan.last, request, total)
 
 
-def _reduce(part: Part, request: Request, first_use: bool) -> Scalar:
-    """The statistic of a part over all its ranks, with the sign it travels with."""
-    statistic, error = _local(part, request)
-    if not part.steps:
-        if error is not None:
-            raise error
-        return request.platform.pack([statistic], request.anchor)[0]
-    buffer = _all_reduce(part, request, _packed(part, request, statistic, error))
-    read = request.platform.read
-    if (header := read(buffer, False)) is not None:
-        _check(part, request, header, error)
-        if request.kind.reduce_op == "sum" and _disagree(header, _PRESENCE):
-            return _settle(part, request)
-    elif first_use or error is not None:
-        _check_alone(read(buffer, True) or (), error)
-    if request.kind.reduce_op == "sum":
-        return buffer[0] / part.divisor
-    return request.platform.where(buffer[_NAN] > 0, math.nan, buffer[0])
-
-
-def _settle(part: Part, request: Request) -> Scalar:
-    """The statistic when of several copies of a chunk only some have a gradient: count those, then divide by them."""
-    slots = dict(part.copies)
-    table = [0.0] * part.num_slots
-    for index, slot in slots.items():
-        table[slot] = float(request.gradients[index] is not None)
-    counts = request.platform.read(
-        _all_reduce(part, request, request.platform.pack(table, request.anchor)), True
-    )
-    assert counts is not None
-    terms: dict[float, list[int]] = {}
-    for index in part.indices:
-        count = counts[slots[index]] if index in slots else 1.0
-        terms.setdefault(1 / max(count, 1.0), []).append(index)
-    statistic = _statistic(list(terms.items()), request)
-    return _all_reduce(part, request, request.platform.pack([statistic], request.anchor))[0]
-
-
-def _local(part: Part, request: Request) -> tuple[Scalar | float, Exception | None]:
-    """This rank's statistic; NaN beside the error if there is one, as the other ranks are waiting."""
-    errors = (*request.errors, *map(ValueError, part.errors))
-    if errors:
-        return math.nan, errors[0]
+def _contribution(part: Part, request: Request, state: _State) -> _State:
+    """This rank's statistic of a part; on a failure it stays NaN, and the rank goes on, as the others wait."""
+    failure = state.failure or Failure.of(request.platform.rank(), tuple(map(ValueError, part.errors)))
+    if part.reductions and part.copy_steps:
+        failure = _announce(part, request, replace(state, failure=failure))
+    if failure is not None:
+        return replace(state, failure=failure)
     try:
-        return _statistic(part.terms, request), None
-    except Exception as error:  # noqa: BLE001
-        return math.nan, error
+        return _local(part, request, state)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting
+        return replace(state, failure=Failure.of(request.platform.rank(), (error,)))
 
 
-def _statistic(terms: Sequence[tuple[float, Sequence[int]]], request: Request) -> Scalar | float:
-    """This rank's weighted statistic, with the sign it travels with."""
-    kind, platform = request.kind, request.platform
-    if kind.reduce_op == "max":
-        terms = [(1, [index for _, indices in terms for index in indices])]
-    total: Scalar | float = kind.identity * kind.sign
+def _announce(part: Part, request: Request, state: _State) -> Failure | None:
+    """Make sure that all ranks are about to reduce the same Partial gradients, before they do."""
+    buffer = _all_reduce(request, part.copy_steps, _packed(part, part.own_digest, request, state))
+    header = request.platform.read(buffer, request.first_use)
+    return state.failure if header is None else _found(part, part.copy_steps, request, header, state.failure)
+
+
+def _local(part: Part, request: Request, state: _State) -> _State:
+    """This rank's statistic of its tensors; Partial ones are reduced first."""
+    partials: list[Scalar] = []
+    present: set[int] = set()
+    for reduction in part.reductions:
+        gradients = [request.gradients[index] for index in reduction.term.indices]
+        reduced = reduce_partials(request.platform, request.kind, reduction, gradients, request.anchor)
+        present.update(i for i, there in zip(reduction.term.indices, reduced.present, strict=True) if there)
+        partials.extend(
+            _weighted(
+                request, reduction.term.weight / _stages_of(request, reduction.term), reduced.statistics
+            )
+        )
+    terms = [(term.weight / _stages_of(request, term), term.indices) for term in part.terms]
+    partial = _combined(request, partials) if partials else None
+    total = _combined(request, [*partials, *_statistics(request, terms)])
+    return replace(state, statistic=total, partial=partial, present=frozenset(present))
+
+
+def _statistics(request: Request, terms: Iterable[tuple[float, Sequence[int]]]) -> list[Scalar]:
+    """The weighted statistic of each term that has a gradient."""
+    statistics = []
     for weight, indices in terms:
-        present = [gradient for index in indices if (gradient := request.gradients[index]) is not None]
-        if present:
-            statistic = platform.statistic(present, kind, request.foreach) * (weight * kind.sign)
-            total = statistic + total if kind.reduce_op == "sum" else statistic
-    return total
+        there = [gradient for index in indices if (gradient := request.gradients[index]) is not None]
+        if there:
+            found = request.platform.statistic(there, request.kind, request.foreach)
+            statistics.extend(_weighted(request, weight, (found,)))
+    return statistics
 
 
-def _packed(part: Part, request: Request, statistic: Scalar | float, error: Exception | None) -> Buffer:
-    missing = ",".join(str(index) for index, _ in part.copies if request.gradients[index] is None)
-    nan = statistic != statistic if request.kind.reduce_op == "max" else 0.0
-    header = (float(error is not None), *_bits(part.digest), *_bits(digest_bits(missing)))
-    return request.platform.pack([statistic, nan, *header], request.anchor)
+def _stages_of(request: Request, term: Term) -> int:
+    return 1 if term.shared is None else request.stages.get(term.shared, 1)
+
+
+def _weighted(request: Request, weight: float, statistics: Sequence[Scalar]) -> list[Scalar]:
+    """Statistics as they travel: times their weight if they are summed, else with the sign of their kind."""
+    factor = weight if request.kind.reduce_op == "sum" else request.kind.sign
+    return list(statistics) if factor == 1 else [statistic * factor for statistic in statistics]
+
+
+def _combined(request: Request, statistics: Sequence[Scalar]) -> Scalar | float:
+    if not statistics:
+        return request.kind.identity * request.kind.sign
+    return reduce(lambda a, b: combine(request.platform, request.kind, a, b), statistics)
+
+
+def _finish(part: Part, request: Request, state: _State) -> _State:
+    """The statistic of a part over all its ranks."""
+    if not part.steps:
+        return replace(state, statistic=request.platform.pack([state.statistic], request.anchor)[0])
+    buffer, state, header = _exchange(part, request, state)
+    if request.kind.reduce_op == "max":
+        return replace(state, statistic=request.platform.where(buffer[_NAN] > 0, math.nan, buffer[0]))
+    if header is not None and state.failure is None and _disagree(header, _PRESENCE):
+        buffer, state, _ = _exchange(part, request, _settled(part, request, state))
+        return replace(state, statistic=buffer[0])
+    return replace(state, statistic=buffer[0] / part.divisor)
+
+
+def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _State, Sequence[float] | None]:
+    """Reduce the packed buffer, and check it where the host reads it."""
+    buffer = _all_reduce(request, part.steps, _packed(part, part.digest, request, state))
+    header = request.platform.read(buffer, False)
+    if header is not None:
+        failure = _found(part, part.steps, request, header, state.failure)
+        state = replace(state, failure=failure, stale=header[_STALE] > 0)
+    elif request.first_use or state.failure is not None:
+        _check_alone(request.platform.read(buffer, True) or (), state.failure)
+    return buffer, state, header
+
+
+def _settled(part: Part, request: Request, state: _State) -> _State:
+    """The share of this rank when of several copies only some have a gradient: divided by those that have."""
+    slots = dict(part.copies)
+    counts: Sequence[float] = ()
+    if slots:
+        table = [0.0] * part.num_slots
+        for index, slot in slots.items():
+            table[slot] = float(_is_present(request, state, index))
+        packed = request.platform.pack(table, request.anchor)
+        counts = request.platform.read(_all_reduce(request, part.copy_steps, packed), True) or ()
+    terms: list[tuple[float, Sequence[int]]] = []
+    for term in part.terms:
+        for index in term.indices:
+            copies = max(counts[slots[index]], 1.0) if index in slots else 1.0
+            terms.append((1 / (copies * _stages_of(request, term)), (index,)))
+    partials = [] if state.partial is None else [state.partial / part.divisor]
+    return replace(
+        state,
+        statistic=_combined(request, [*partials, *_statistics(request, terms)]),
+        failure=_torn(part, request, slots, counts),
+    )
+
+
+def _torn(part: Part, request: Request, slots: Mapping[int, int], counts: Sequence[float]) -> Failure | None:
+    """A Partial tensor that is missing on all ranks of one copy, and not of another, has been weighted wrongly."""
+    names = dict(zip(part.indices, part.tensors, strict=True))
+    everywhere = prod(len(ranks) for ranks in part.copy_steps)
+    torn = [
+        ValueError(f"{meta.name} is {meta.layout.placements} and has a gradient on some copies only")
+        for reduction in part.reductions
+        for index in reduction.term.indices
+        if (meta := names[index]).layout is not None and index in slots
+        if 0 < counts[slots[index]] < everywhere // meta.layout.num_chunks
+    ]
+    return Failure.of(request.platform.rank(), torn)
+
+
+def _is_present(request: Request, state: _State, index: int) -> bool:
+    return request.gradients[index] is not None or index in state.present
+
+
+def _packed(part: Part, digest: int, request: Request, state: _State) -> Buffer:
+    # By position among the copies: the same tensor may have another index on another rank.
+    missing = ",".join(
+        str(position)
+        for position, (index, _) in enumerate(part.copies)
+        if not _is_present(request, state, index)
+    )
+    nan = state.statistic != state.statistic if request.kind.reduce_op == "max" else 0.0
+    header = (
+        float(state.failure is not None),
+        float(state.stale),
+        *_bits(digest),
+        *_bits(digest_bits(missing)),
+    )
+    return request.platform.pack([state.statistic, nan, *header], request.anchor)
 
 
 @lru_cache(maxsize=256)
@@ -167,53 +263,35 @@ def _disagree(header: Sequence[float], start: int) -> bool:
     return any(a > 0 and b > 0 for a, b in zip(bits, header[start + DIGEST_BITS :], strict=False))
 
 
-def _larger(request: Request, a: Scalar, b: Scalar) -> Scalar:
-    where = request.platform.where
-    return where(a > b, a, where(b >= a, b, a + b))  # neither holds if one is NaN, and then so is the sum
-
-
-def _all_reduce(part: Part, request: Request, buffer: Buffer) -> Buffer:
-    for ranks in part.steps:
+def _all_reduce(request: Request, steps: Sequence[Ranks], buffer: Buffer) -> Buffer:
+    for ranks in steps:
         buffer = request.platform.all_reduce(buffer, request.kind.reduce_op, ranks)
     return buffer
 
 
-def _gather(part: Part, request: Request, value: Any) -> list[tuple[int, Any]]:
-    """(rank, value) of all ranks of the part."""
-    gathered = [(request.platform.rank(), value)]
-    for ranks in part.steps:
-        gathered = [pair for pairs in request.platform.all_gather_object(gathered, ranks) for pair in pairs]
-    return sorted(gathered, key=lambda pair: pair[0])
-
-
-def _check(part: Part, request: Request, header: Sequence[float], error: Exception | None) -> None:
-    """Raise what any rank reported, the same on every rank."""
+def _found(
+    part: Part, steps: Sequence[Ranks], request: Request, header: Sequence[float], failure: Failure | None
+) -> Failure | None:
+    """What any rank reported in the buffer, the same on every rank."""
     if header[_ERROR] > 0:
-        found = _gather(part, request, None if error is None else (type(error).__name__, str(error)))
-        messages = [(rank, *value) for rank, value in found if value is not None]
-        kind = _ERROR_TYPES.get(messages[0][1], RuntimeError)
-        raise kind("; ".join(f"rank {rank}: {message}" for rank, _, message in messages)) from error
+        return merged(gather(request.platform, steps, failure.reports if failure else ()), failure)
     if _disagree(header, _PLAN):
-        raise RuntimeError(_difference(_gather(part, request, [str(meta) for meta in part.tensors])))
+        return difference(gather(request.platform, steps, [str(meta) for meta in part.tensors]))
+    return None
 
 
-def _check_alone(header: Sequence[float], error: Exception | None) -> None:
+def _check_alone(header: Sequence[float], failure: Failure | None) -> None:
     """Raise without a gather: where reading makes the host wait, the ranks need not read in the same call."""
-    if error is not None:
-        raise error
+    if failure is not None:
+        raise failure.exception()
     if header[_ERROR] > 0:
         raise RuntimeError("another rank could not compute its part of the norm and raised the reason")
     if _disagree(header, _PLAN):
         raise RuntimeError("the ranks clip different tensors: the names, shapes or placements differ")
 
 
-def _difference(listed: Sequence[tuple[int, Sequence[str]]]) -> str:
-    """Where the tensor lists of two ranks part."""
-    first, reference = listed[0]
-    for rank, lines in listed[1:]:
-        for here, there in zip(
-            [*reference, "no further tensor"], [*lines, "no further tensor"], strict=False
-        ):
-            if here != there:
-                return f"the ranks clip different tensors: rank {first} has {here}; rank {rank} has {there}"
-    return "the ranks clip the same tensors, but with different groups of ranks"
+def _learn_stages(plan: ReductionPlan, request: Request) -> None:
+    """Ask all stages which keys they share, and keep how many hold each of this rank's own."""
+    found = gather(request.platform, plan.stage_steps, (plan.stage, plan.shared))
+    holders = {(stage, key) for _, (stage, keys) in found for key in keys}
+    _stages[plan.stage_steps, plan.shared] = dict(Counter(key for _, key in holders if key in plan.shared))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from hyper_parallel.core.layout import Layout
+from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.placement import Placement
 
@@ -22,6 +23,9 @@ DeviceMesh: TypeAlias = Any
 
 LAYOUT_ATTRIBUTE = "hyper_parallel_layout"
 """Where ``attach_layout`` keeps the ``Layout`` of a plain tensor that holds a local shard."""
+
+SHARED_ATTRIBUTE = "hyper_parallel_shared_key"
+"""Where ``mark_shared`` keeps the key of a parameter that several pipeline stages hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,13 @@ class Collectives(Protocol):
         """One all-reduce, ``sum`` or ``max``, that gives the same bits on every rank."""
         ...
 
+    def reduce_scatter(self, buffer: Buffer, reduce_op: str, ranks: tuple[int, ...]) -> Buffer:
+        """Reduce a flat buffer by ``sum``, ``max`` or ``min``; of as many equal slices as ranks, return this rank's.
+
+        Slices go to the ranks in the order of ``ranks``.
+        """
+        ...
+
     def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
         """The values of all ranks, in the order of ``ranks``; only on the way to an error."""
         ...
@@ -127,6 +138,23 @@ class TensorMath(Protocol):
         """The same products as new tensors of the same kind and dtype as ``gradients``."""
         ...
 
+    def flatten(
+        self, pieces: Sequence[tuple[Tensor | None, int, int]], numel: int, fill: float, like: Tensor | None
+    ) -> Buffer:
+        """A float32 buffer of ``numel`` elements: of each tensor elements start to stop, one after another.
+
+        ``fill`` stands for missing tensors and at the end.
+        """
+        ...
+
+    def clamp_(self, tensors: Sequence[Tensor], bound: float, foreach: bool | None) -> None:
+        """Clamp in place to between ``-bound`` and ``bound``."""
+        ...
+
+    def checksum(self, tensor: Tensor) -> Scalar:
+        """A number that two tensors share only if, but for an unlikely chance, their elements are the same."""
+        ...
+
     def nonfinite_count(self, tensor: Tensor) -> int:
         """How many elements are NaN or infinite; waits for the device."""
         ...
@@ -152,6 +180,10 @@ class Construction(Protocol):
     def layout(
         self, mesh: DeviceMesh, placements: Sequence[Placement], global_shape: tuple[int, ...]
     ) -> Layout: ...
+
+    def mesh(self, mesh: DeviceMesh) -> Mesh:
+        """The core's mesh of a device mesh or of a process group."""
+        ...
 
 
 class Conversion(Protocol):

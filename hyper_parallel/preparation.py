@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hyper_parallel.core.plan import ReductionPlan, TensorMeta, build_plan
-from hyper_parallel.interface import Description, Platform, Tensor
+from hyper_parallel.interface import SHARED_ATTRIBUTE, Description, Platform, Tensor
 from hyper_parallel.platforms import get_platform
 
 _MAX_ENTRIES = 64
@@ -30,6 +30,18 @@ class Prepared:
     first_use: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What was passed and read: ``given`` are the gradients passed, ``local`` the local ones found."""
+
+    platform: Platform
+    parameters: Sequence[Tensor]
+    names: Sequence[str]
+    given: Sequence[Tensor | None] | None
+    local: Sequence[Tensor | None]
+    pp_mesh: Any
+
+
 @dataclass(slots=True)
 class _Entry:
     """What a parameter list leads to, as long as its parameters live and their signature stays.
@@ -40,6 +52,8 @@ class _Entry:
 
     signature: Sequence[Hashable]
     explicit: bool
+    pp_mesh: Any
+    descriptions: tuple[Description, ...]
     references: tuple[weakref.ref[Any], ...]
     plan: ReductionPlan
     indices: tuple[int, ...] | None
@@ -49,12 +63,13 @@ class _Entry:
 _entries: dict[tuple[int, ...], _Entry] = {}
 
 
-def prepare(source: Any, gradients: Iterable[Tensor | None] | None) -> Prepared:
+def prepare(source: Any, gradients: Iterable[Tensor | None] | None, pp_mesh: Any = None) -> Prepared:
     """Read the gradients of the parameters in ``source`` and find or build the plan.
 
     Args:
         source: a module or cell, a tensor, or an iterable of tensors.
         gradients: one per parameter, None allowed; without it they are read from the parameters.
+        pp_mesh: the device mesh or process group of the pipeline stages.
 
     Raises:
         TypeError: ``source`` holds something else than tensors.
@@ -68,52 +83,73 @@ def prepare(source: Any, gradients: Iterable[Tensor | None] | None) -> Prepared:
     local, signature = platform.gradients(parameters, given)
     key = tuple(map(id, parameters))
     entry = _entries.get(key)
-    known = entry is not None and entry.explicit == (given is not None) and entry.signature == signature
+    if entry is not None and (entry.explicit, entry.pp_mesh) != (given is not None, pp_mesh):
+        entry = None
+    known = entry is not None and entry.signature == signature
     if entry is None or not known:
-        entry = _describe(platform, parameters, names, given, signature, key)
-        _warn_of_gradients(platform, parameters, given)
+        call = _Call(platform, parameters, names, given, local, pp_mesh)
+        entry = _describe(call, signature, entry.descriptions if entry is not None else (), key)
+        _warn_of_gradients(call)
     chosen = local if entry.indices is None else [local[index] for index in entry.indices]
-    anchor = parameters[0] if parameters else None
-    return Prepared(platform, entry.plan, chosen, anchor, entry.errors, not known)
+    return Prepared(
+        platform, entry.plan, chosen, parameters[0] if parameters else None, entry.errors, not known
+    )
+
+
+def forget_layouts() -> None:
+    """Plan anew in the next call, as what is attached to some parameter has changed."""
+    _entries.clear()
 
 
 def _describe(
-    platform: Platform,
-    parameters: Sequence[Tensor],
-    names: Sequence[str],
-    gradients: Sequence[Tensor | None] | None,
-    signature: Sequence[Hashable],
-    key: tuple[int, ...],
+    call: _Call, signature: Sequence[Hashable], previous: Sequence[Description], key: tuple[int, ...]
 ) -> _Entry:
     """Build an entry and keep it."""
+    platform, rank = call.platform, call.platform.rank()
+    descriptions = [_description(call, index, previous) for index in range(len(call.parameters))]
+    first = {id(parameter): index for index, parameter in reversed(list(enumerate(call.parameters)))}
+    indices = tuple(
+        index
+        for index in sorted(first.values())
+        if call.given is not None or descriptions[index].requires_grad
+    )
     metas: list[TensorMeta] = []
-    indices: list[int] = []
     errors: list[Exception] = []
-    seen: set[int] = set()
-    for index, parameter in enumerate(parameters):
-        gradient = None if gradients is None else gradients[index]
-        description = platform.describe(parameter, gradient)
-        if id(parameter) in seen or (gradients is None and not description.requires_grad):
-            continue
-        seen.add(id(parameter))
-        name = names[index] if names else f"tensor {index}"
-        errors.extend(_misfit(name, description, platform.rank()))
-        metas.append(TensorMeta(name, description.global_shape, description.layout))
-        indices.append(index)
-    plan = build_plan(tuple(metas), platform.rank(), platform.groups())
-    whole = len(indices) == len(parameters)
+    for index in indices:
+        description = descriptions[index]
+        name = call.names[index] if call.names else f"tensor {index}"
+        shared = getattr(call.parameters[index], SHARED_ATTRIBUTE, None)
+        metas.append(TensorMeta(name, description.global_shape, description.layout, shared))
+        errors.extend(_misfit(name, description, rank))
+    pipeline = None if call.pp_mesh is None else platform.mesh(call.pp_mesh)
+    plan = build_plan(tuple(metas), rank, platform.groups(), pipeline)
 
     def forget(_: object) -> None:
         _entries.pop(key, None)
 
-    references = tuple(weakref.ref(parameter, forget) for parameter in parameters)
+    references = tuple(weakref.ref(parameter, forget) for parameter in call.parameters)
     entry = _Entry(
-        signature, gradients is not None, references, plan, None if whole else tuple(indices), tuple(errors)
+        signature,
+        call.given is not None,
+        call.pp_mesh,
+        tuple(descriptions),
+        references,
+        plan,
+        None if len(indices) == len(call.parameters) else indices,
+        tuple(errors),
     )
     while len(_entries) >= _MAX_ENTRIES:
         _entries.pop(next(iter(_entries)))
     _entries[key] = entry
     return entry
+
+
+def _description(call: _Call, index: int, previous: Sequence[Description]) -> Description:
+    """A gradient may lie differently than its parameter; while it is missing it counts as lying as it did before."""
+    found = call.platform.describe(call.parameters[index], None if call.given is None else call.given[index])
+    if previous and call.local[index] is None:
+        return replace(previous[index], requires_grad=found.requires_grad)
+    return found
 
 
 def _misfit(name: str, description: Description, rank: int) -> Iterable[ValueError]:
@@ -129,10 +165,12 @@ def _misfit(name: str, description: Description, rank: int) -> Iterable[ValueErr
         )
 
 
-def _warn_of_gradients(
-    platform: Platform, parameters: Sequence[Tensor], given: Sequence[Tensor | None] | None
-) -> None:
-    if given is None and parameters and not any(map(platform.carries_gradient, parameters)):
+def _warn_of_gradients(call: _Call) -> None:
+    if (
+        call.given is None
+        and call.parameters
+        and not any(map(call.platform.carries_gradient, call.parameters))
+    ):
         warnings.warn(
             "none of the tensors carries a gradient or requires one: were gradients passed where "
             "parameters are expected? Nothing is clipped",

@@ -7,8 +7,9 @@ from typing import Any
 
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement import Placement, Shard, StridedShard
-from hyper_parallel.interface import LAYOUT_ATTRIBUTE, DeviceMesh, Tensor
+from hyper_parallel.interface import LAYOUT_ATTRIBUTE, SHARED_ATTRIBUTE, DeviceMesh, Tensor
 from hyper_parallel.platforms import get_platform
+from hyper_parallel.preparation import forget_layouts
 
 
 def init_device_mesh(
@@ -94,6 +95,22 @@ def attach_layout(
             f"of shape {layout.local_shape(rank)} on rank {rank}, but the tensor has {local_shape}"
         )
     setattr(param, LAYOUT_ATTRIBUTE, layout)
+    forget_layouts()
+    return param
+
+
+def mark_shared(param: Any, key: str) -> Any:
+    """Declare that several pipeline stages hold ``param`` under this ``key``; returns ``param``.
+
+    A tied embedding on the first and the last stage, say. Its gradient, which the stages have summed already,
+    then counts once, and is scaled on each of them. Only calls with ``pp_mesh`` look at it.
+
+    Args:
+        param: a tensor or parameter of the framework.
+        key: the same on every stage that holds the parameter, and no other's.
+    """
+    setattr(param, SHARED_ATTRIBUTE, str(key))
+    forget_layouts()
     return param
 
 

@@ -1,11 +1,18 @@
-"""The reduction plan: what each rank contributes to the norm, and the all-reduces that finish it.
+"""The reduction plan: what each rank contributes to the norm, and the collectives that finish it.
 
 A plan is built from metadata alone, without communication, and is the same on every rank up to the rank's own
-place in it. Usually it has one part: one packed buffer, one all-reduce over the union of all ranks involved.
+place in it. Usually it has one part: one packed buffer, one all-reduce over all ranks involved.
 
-Copies. Of ``W`` ranks in a part, ``W / D`` hold each of the ``D`` chunks of a tensor. Each rank contributes its
-chunk's statistic times ``D``, and the sum over all ranks, divided by ``W``, is the sum over the chunks. All copies
+Copies. Of ``W`` ranks that hold a tensor, ``W / D`` hold each of its ``D`` pieces. Each rank contributes its
+piece's statistic times ``D``, and the sum over all ranks, divided by ``W``, is the sum over the pieces. All copies
 contribute, so that a NaN on any of them is seen; integer weights keep counts exact.
+
+Partial. Values are reduced before their norm: one reduce-scatter per mesh dim leaves each rank of that dim with
+another piece, so that ``D`` counts these ranks too.
+
+Pipeline stages hold different tensors, and their statistics add up. If the mesh of the stages has a root, one
+all-reduce over the whole root does it: a tensor has copies on every rank of its stage, and of no other. Else
+the stage finishes first, and a last part combines the stages.
 """
 
 from __future__ import annotations
@@ -14,21 +21,28 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.mesh import Mesh
+from hyper_parallel.core.placement import Partial
+from hyper_parallel.core.union import Groups, Ranks, Union, closed_union, mesh_union
 
 DIGEST_BITS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What the plan knows of one tensor; ``layout`` None is a plain tensor, replicated over the ranks involved."""
+    """What the plan knows of one tensor.
+
+    ``layout`` None is a plain tensor, replicated over the ranks involved. ``shared`` is the key under which
+    several pipeline stages hold this tensor.
+    """
 
     name: str
     global_shape: tuple[int, ...]
     layout: Layout | None
+    shared: str | None = None
 
     def __str__(self) -> str:
         if self.layout is None:
@@ -37,44 +51,84 @@ class TensorMeta:
         axes = dict(zip(mesh.dim_names or range(mesh.ndim), mesh.shape, strict=True))
         return f"{self.name}: shape {self.global_shape}, {self.layout.placements} on mesh {axes}"
 
+    def pieces(self) -> int:
+        """How many ranks contribute different statistics."""
+        if self.layout is None:
+            return 1
+        return self.layout.num_chunks * prod(self.layout.mesh.shape[d] for d in self.layout.partial_dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Tensors whose statistic counts ``weight`` times; divided by the number of stages that share them, if any do."""
+
+    weight: int
+    indices: tuple[int, ...]
+    shared: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """Partial tensors that are reduced alike before their statistic is taken.
+
+    ``chain`` are (ranks, reduce op), one reduce-scatter after another; ``numels`` are the local sizes, which are
+    the same on all ranks of the chain.
+    """
+
+    chain: tuple[tuple[Ranks, str], ...]
+    term: Term
+    numels: tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One packed buffer: its all-reduces run over ``steps`` in turn (none: this rank alone).
 
-    ``terms`` are (weight, tensor indices); the reduced sum is divided by ``divisor``. ``copies`` are
-    (tensor index, slot) of the tensors that several ranks hold alike: equal slots are copies of one chunk.
-    ``errors`` are what this rank alone can see to be wrong; they travel with the buffer, so that all ranks raise.
+    The reduced sum is divided by ``divisor``. ``copies`` are (tensor index, slot) of the tensors that several
+    ranks hold alike, equal slots being copies of one piece; they are counted over ``copy_steps``. ``tensors`` are
+    in the order of their indices. ``digest`` is the same on all ranks of the part, ``own_digest`` on those that hold
+    the same tensors. ``errors`` are what this rank alone can see to be wrong; they travel with the
+    buffer, so that all ranks raise.
     """
 
-    ranks: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
-    terms: tuple[tuple[int, tuple[int, ...]], ...]
+    steps: tuple[Ranks, ...]
+    terms: tuple[Term, ...]
+    reductions: tuple[Reduction, ...]
     divisor: int
     copies: tuple[tuple[int, int], ...]
     num_slots: int
+    copy_steps: tuple[Ranks, ...]
+    indices: tuple[int, ...]
     tensors: tuple[TensorMeta, ...]
     digest: int
+    own_digest: int
     errors: tuple[str, ...]
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        return tuple(sorted(index for _, indices in self.terms for index in indices))
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
-    """The parts whose statistics, combined on each rank, give the total; ordered alike on every rank."""
+    """The parts whose statistics, combined on each rank, give the total of the rank's stage or of all stages.
+
+    ``last`` combines the stages where no part does. ``stage`` is this rank's own, and ``stage_steps`` lead to a
+    rank of every stage. Parts are ordered alike on every rank.
+    """
 
     parts: tuple[Part, ...]
+    last: Part | None = None
+    stage: int = 0
+    stage_steps: tuple[Ranks, ...] = ()
 
+    @property
+    def communicates(self) -> bool:
+        """Whether other ranks are involved."""
+        return self.last is not None or any(part.steps for part in self.parts)
 
-@dataclass(frozen=True, slots=True)
-class _Union:
-    """Ranks that finish together: ``steps`` are the groups of this rank, one all-reduce each."""
-
-    ranks: tuple[int, ...]
-    steps: tuple[tuple[int, ...], ...]
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The keys of the tensors that other stages may hold too."""
+        return tuple(
+            sorted({meta.shared for part in self.parts for meta in part.tensors if meta.shared is not None})
+        )
 
 
 def digest_bits(text: str) -> int:
@@ -84,109 +138,110 @@ def digest_bits(text: str) -> int:
 
 @lru_cache(maxsize=64)
 def build_plan(
-    tensors: tuple[TensorMeta, ...], rank: int, groups: frozenset[tuple[int, ...]]
+    tensors: tuple[TensorMeta, ...], rank: int, groups: Groups, pipeline: Mesh | None = None
 ) -> ReductionPlan:
     """Plan the norm of ``tensors`` as seen from ``rank``.
 
     Args:
-        tensors: the tensors that take part, in the same order on every rank.
+        tensors: the tensors that take part, in the same order on every rank of a stage.
         rank: this process's global rank.
-        groups: the rank tuples that a process group exists for; the others are reached one mesh dim after another.
+        groups: the rank tuples that a process group exists for; others are reached one mesh dim after another.
+        pipeline: the mesh of the stages, of which ``rank`` is a member.
 
     Raises:
-        NotImplementedError: a tensor is ``Partial`` on some mesh dim.
+        ValueError: ``rank`` is not in ``pipeline``.
     """
-    for meta in tensors:
-        if meta.layout is not None and meta.layout.partial_dims:
-            raise NotImplementedError(
-                f"gradient {meta.name} is {meta.layout.placements}: Partial gradients "
-                "are not supported yet; redistribute it to Shard or Replicate first"
-            )
-    mine = [i for i, meta in enumerate(tensors) if meta.layout is None or meta.layout.mesh.coordinate(rank)]
-    meshes = dict.fromkeys(layout.mesh for i in mine if (layout := tensors[i].layout) is not None)
-    union = _closed_union(tuple(meshes), rank, groups)
+    layouts = [meta.layout for meta in tensors]
+    mine = [i for i, layout in enumerate(layouts) if layout is None or layout.mesh.coordinate(rank) is not None]
+    if pipeline is None:
+        return ReductionPlan(tuple(_parts(mine, tensors, rank, groups)))
+    across = mesh_union(pipeline, rank, groups)
+    stage = across.ranks.index(rank)
+    if pipeline.root is None:
+        last = _part((), tensors, rank, across, Union((rank,), ()))
+        return ReductionPlan(tuple(_parts(mine, tensors, rank, groups)), last, stage, across.steps)
+    root = pipeline.root
+    inside = set(range(root.ndim)) - set(root.spanned_dims(pipeline.ranks) or ())
+    everyone, within = mesh_union(root, rank, groups), mesh_union(root, rank, groups, inside)
+    return ReductionPlan((_part(mine, tensors, rank, everyone, within),), None, stage, across.steps)
+
+
+def _parts(mine: Sequence[int], tensors: tuple[TensorMeta, ...], rank: int, groups: Groups) -> Iterable[Part]:
+    """One part for the closed union; without one each set of ranks finishes by itself, sorted against deadlocks."""
+    layouts = {i: layout for i in mine if (layout := tensors[i].layout) is not None}
+    union = closed_union(dict.fromkeys(layout.mesh for layout in layouts.values()), rank, groups)
     if union is not None:
-        return ReductionPlan((_part(mine, tensors, rank, union),))
-    return ReductionPlan(tuple(_part_per_mesh(mine, tensors, rank, groups)))
-
-
-def _closed_union(meshes: tuple[Mesh, ...], rank: int, groups: frozenset[tuple[int, ...]]) -> _Union | None:
-    """The ranks involved, if every one of them finds the same set by itself, else None.
-
-    That is so when one mesh covers the others, as all its members share it, and when all meshes are slices of
-    one root: then it is the slice of the root along the mesh dims that any of them spans.
-    """
-    if not meshes:
-        return _Union((rank,), ())
-    ranks = {member for mesh in meshes for member in mesh.ranks}
-    for mesh in meshes:
-        if len(ranks) == mesh.size:
-            return _union(mesh, rank, tuple(range(mesh.ndim)), groups)
-    roots = {mesh.root or mesh for mesh in meshes}
-    root = next(iter(roots))
-    spans = [root.spanned_dims(mesh.ranks) for mesh in meshes]
-    if len(roots) > 1 or None in spans:
-        return None
-    return _union(root, rank, tuple(sorted({d for span in spans for d in span or ()})), groups)
-
-
-def _union(mesh: Mesh, rank: int, mesh_dims: tuple[int, ...], groups: frozenset[tuple[int, ...]]) -> _Union:
-    ranks = tuple(sorted(mesh.slice_ranks(rank, mesh_dims)))
-    if len(ranks) == 1:
-        return _Union(ranks, ())
-    if ranks in groups:
-        return _Union(ranks, (ranks,))
-    lines = (tuple(sorted(mesh.slice_ranks(rank, (d,)))) for d in mesh_dims)
-    return _Union(ranks, tuple(line for line in lines if len(line) > 1))
-
-
-def _part_per_mesh(
-    mine: Sequence[int], tensors: tuple[TensorMeta, ...], rank: int, groups: frozenset[tuple[int, ...]]
-) -> Iterable[Part]:
-    """Without a closed union each set of ranks finishes on its own; sorting by ranks avoids a deadlock."""
-    meshes: dict[tuple[int, ...], Mesh] = {}
-    members: dict[tuple[int, ...], list[int]] = {}
+        yield _part(mine, tensors, rank, union, union)
+        return
+    members: dict[Ranks, list[int]] = {}
     for i in mine:
-        layout = tensors[i].layout
-        ranks = tuple(sorted(layout.mesh.ranks)) if layout is not None else (rank,)
-        members.setdefault(ranks, []).append(i)
-        if layout is not None:
-            meshes.setdefault(ranks, layout.mesh)
-    for ranks, indices in sorted(members.items()):
-        mesh = meshes.get(ranks, Mesh((1,), (rank,)))
-        yield _part(indices, tensors, rank, _union(mesh, rank, tuple(range(mesh.ndim)), groups))
+        members.setdefault(tuple(sorted(layouts[i].mesh.ranks)) if i in layouts else (rank,), []).append(i)
+    for _, indices in sorted(members.items()):
+        first = layouts.get(indices[0])
+        alone = mesh_union(Mesh((1,), (rank,)) if first is None else first.mesh, rank, groups)
+        yield _part(indices, tensors, rank, alone, alone)
 
 
-def _part(indices: Sequence[int], tensors: tuple[TensorMeta, ...], rank: int, union: _Union) -> Part:
-    size = len(union.ranks)
-    chunks = {i: layout.num_chunks if (layout := tensors[i].layout) is not None else 1 for i in indices}
-    unit = gcd(size, *chunks.values())
-    terms: dict[int, list[int]] = {}
+def _part(
+    indices: Sequence[int], tensors: tuple[TensorMeta, ...], rank: int, union: Union, within: Union
+) -> Part:
+    """A part over ``union`` whose tensors are held by the ranks ``within`` (a stage, where there are several)."""
+    size = len(within.ranks)
+    unit = gcd(size, *(tensors[i].pieces() for i in indices))
+    terms: dict[tuple[int, str | None, tuple[tuple[Ranks, str], ...]], list[int]] = {}
     copies, slot = [], 0
-    for i, number in chunks.items():
-        terms.setdefault(number // unit, []).append(i)
-        if number < size:
-            layout = tensors[i].layout
-            copies.append((i, slot + (layout.chunk(rank) if layout is not None else 0)))
-            slot += number
+    for i in indices:
+        meta, pieces = tensors[i], tensors[i].pieces()
+        terms.setdefault((pieces // unit, meta.shared, _chain(meta.layout, rank)), []).append(i)
+        if pieces < size:
+            copies.append((i, slot + (0 if meta.layout is None else meta.layout.chunk(rank))))
+            slot += 1 if meta.layout is None else meta.layout.num_chunks
     metas = tuple(tensors[i] for i in indices)
+    own_digest = digest_bits("\n".join([str(within.ranks), *map(str, metas)]))
+    built = [
+        (chain, Term(weight, tuple(members), shared)) for (weight, shared, chain), members in terms.items()
+    ]
     return Part(
-        union.ranks,
-        union.steps,
-        tuple((w, tuple(members)) for w, members in terms.items()),
-        size // unit,
-        tuple(copies),
-        slot,
-        metas,
-        digest_bits(f"{union.ranks}" + "\n".join(map(str, metas))),
-        tuple(_misfits(metas, union)),
+        steps=union.steps,
+        terms=tuple(term for chain, term in built if not chain),
+        reductions=tuple(
+            Reduction(chain, term, tuple(_local_numel(tensors[i], rank) for i in term.indices))
+            for chain, term in built
+            if chain
+        ),
+        divisor=size // unit,
+        copies=tuple(copies),
+        num_slots=slot,
+        copy_steps=within.steps,
+        indices=tuple(indices),
+        tensors=metas,
+        digest=own_digest if union == within else digest_bits(str(union.ranks)),
+        own_digest=own_digest,
+        errors=tuple(_misfits(metas, within)),
     )
 
 
-def _misfits(metas: Iterable[TensorMeta], union: _Union) -> Iterable[str]:
+def _chain(layout: Layout | None, rank: int) -> tuple[tuple[Ranks, str], ...]:
+    if layout is None:
+        return ()
+    reduce_ops = [(d, p.reduce_op) for d, p in enumerate(layout.placements) if isinstance(p, Partial)]
+    lines = [(tuple(sorted(layout.mesh.slice_ranks(rank, (d,)))), reduce_op) for d, reduce_op in reduce_ops]
+    return tuple((ranks, reduce_op) for ranks, reduce_op in lines if len(ranks) > 1)
+
+
+def _local_numel(meta: TensorMeta, rank: int) -> int:
+    return 0 if meta.layout is None else prod(meta.layout.local_shape(rank))
+
+
+def _misfits(metas: Iterable[TensorMeta], union: Union) -> Iterable[str]:
     for meta in metas:
-        if meta.layout is not None and len(union.ranks) % meta.layout.mesh.size:
+        if meta.layout is None:
+            continue
+        size, outside = meta.layout.mesh.size, set(meta.layout.mesh.ranks) - set(union.ranks)
+        if outside:
+            yield f"{meta.name} lies on ranks {sorted(outside)}, which are not in this pipeline stage {union.ranks}"
+        elif len(union.ranks) % size:
             yield (
-                f"{meta.name} lies on a mesh of {meta.layout.mesh.size} ranks, which cannot have sister "
-                f"meshes on all of the {len(union.ranks)} ranks {union.ranks} that clip together"
+                f"{meta.name} lies on a mesh of {size} ranks, which cannot have sister meshes on all of the "
+                f"{len(union.ranks)} ranks {union.ranks} that clip together"
             )

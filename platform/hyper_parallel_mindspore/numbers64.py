@@ -7,14 +7,18 @@ so the order in which ranks are added does not matter and every rank gets the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LIMB_BITS = 52  # a mantissa of 53 bits, wherever it starts, touches two limbs; 11 bits are left for the carries
-_LOWEST = -1126  # the exponent of the lowest bit: that of the smallest subnormal, with room for its leading zeros
+_LIMB_BITS = (
+    52  # a mantissa of 53 bits, wherever it starts, touches two limbs; 11 bits are left for the carries
+)
+_LOWEST = (
+    -1126
+)  # the exponent of the lowest bit: that of the smallest subnormal, with room for its leading zeros
 _NUM_LIMBS = 42
 _NUM_FLAGS = 3  # how many addends are NaN, inf and -inf
 _SIGN_BIT = np.int64(-(1 << 63))
@@ -23,7 +27,7 @@ MAX_ADDENDS = 2**11 - 1
 
 
 class Numbers(np.ndarray[Any, np.dtype[Any]]):
-    """A float64 array that meets NaN, overflow and division by zero without a warning, as a tensor does.
+    """An array (of float64, mostly) that meets NaN, overflow and division by zero without a warning, as a tensor does.
 
     What is computed from one, and what is taken out of one, is one again, of no dimension if it is a single number.
     """
@@ -37,10 +41,8 @@ class Numbers(np.ndarray[Any, np.dtype[Any]]):
         return np.asarray(np.asarray(self)[index]).view(Numbers)
 
 
-def as_numbers(value: Iterable[float] | float) -> Numbers:
+def as_numbers(value: Sequence[float] | float) -> Numbers:
     """One number, or a row of them."""
-    if isinstance(value, Iterable) and not isinstance(value, np.ndarray):
-        value = [float(each) for each in value]
     return np.asarray(value, np.float64).view(Numbers)
 
 
@@ -63,7 +65,7 @@ def _limbs(values: NDArray[np.float64]) -> NDArray[np.int64]:
     whole = np.abs(np.ldexp(mantissa, 53)).astype(np.int64)
     limb, bit = np.divmod(exponent.astype(np.int64) - 53 - _LOWEST, _LIMB_BITS)
     limb, bit = np.where(whole, limb, 0), np.where(whole, bit, 0)
-    low = (whole & ((1 << _LIMB_BITS) - 1 >> bit)) << bit
+    low = (whole & (((1 << _LIMB_BITS) - 1) >> bit)) << bit
     sign = np.where(values < 0, -1, 1)
     table = np.zeros((values.size, _NUM_FLAGS + _NUM_LIMBS), np.int64)
     table[:, 0], table[:, 1], table[:, 2] = np.isnan(values), values == np.inf, values == -np.inf

@@ -6,7 +6,7 @@ is that all members of a slice know it before they plan: each notes all slices o
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from hashlib import blake2b
 from itertools import combinations
 
@@ -17,10 +17,12 @@ from hyper_parallel.core.mesh import Mesh
 
 
 def rank() -> int:
+    """This process's global rank; 0 without a process group."""
     return int(mint.distributed.get_rank()) if mint.distributed.is_initialized() else 0
 
 
 def world_size() -> int:
+    """The number of ranks; 1 without a process group."""
     return int(mint.distributed.get_world_size()) if mint.distributed.is_initialized() else 1
 
 
@@ -32,14 +34,16 @@ def group_name(ranks: tuple[int, ...]) -> str:
         ValueError: this rank is not among ``ranks``.
     """
     if not mint.distributed.is_initialized():
-        raise RuntimeError(f"ranks {ranks} are to communicate, but no process group is initialised: "
-                           "call mindspore.communication.init() first")
+        raise RuntimeError(
+            f"ranks {ranks} are to communicate, but no process group is initialised: "
+            "call mindspore.communication.init() first"
+        )
     if rank() not in ranks:
         raise ValueError(f"rank {rank()} is not among the ranks {ranks} of the group")
     return _created(ranks, world_size())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _created(ranks: tuple[int, ...], world: int) -> str:
     if ranks == tuple(range(world)):
         return str(GlobalComm.WORLD_COMM_GROUP)

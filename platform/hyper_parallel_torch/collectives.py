@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyper_parallel_torch.layouts import ProcessGroups
 
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class TorchCollectives:
@@ -26,15 +26,24 @@ class TorchCollectives:
 
     def all_reduce(self, buffer: Tensor, reduce_op: str, ranks: tuple[int, ...]) -> Tensor:
         group = self.process_groups.known()[ranks]
-        devices = {device.type for device in group._device_types}
-        if not devices or buffer.device.type in devices:
-            dist.all_reduce(buffer, _OPS[reduce_op], group=group)
-            return buffer
-        moved = buffer.to(sorted(devices)[0])
-        dist.all_reduce(moved, _OPS[reduce_op], group=group)
-        return moved.to(buffer.device)
+        there = _served(buffer, group)
+        dist.all_reduce(there, _OPS[reduce_op], group=group)
+        return there.to(buffer.device)
+
+    def reduce_scatter(self, buffer: Tensor, reduce_op: str, ranks: tuple[int, ...]) -> Tensor:
+        group = self.process_groups.known()[ranks]
+        there = _served(buffer, group)
+        mine = there.new_empty(there.numel() // len(ranks))
+        dist.reduce_scatter_tensor(mine, there, _OPS[reduce_op], group=group)
+        return mine.to(buffer.device)
 
     def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
         gathered: list[Any] = [None] * len(ranks)
         dist.all_gather_object(gathered, value, group=self.process_groups.known()[ranks])
         return gathered
+
+
+def _served(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The buffer on a device that the group has a backend for (gradients may be offloaded to the CPU)."""
+    devices = {device.type for device in group._device_types}
+    return buffer if not devices or buffer.device.type in devices else buffer.to(min(devices))

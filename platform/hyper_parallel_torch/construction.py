@@ -50,6 +50,9 @@ class TorchConstruction:
     def is_dtensor(self, value: Any) -> bool:
         return isinstance(value, DTensor)
 
+    def mesh(self, mesh: Any) -> Mesh:
+        return mesh if isinstance(mesh, Mesh) else self.process_groups.mesh(mesh)
+
     def layout(
         self, mesh: DeviceMesh | Mesh, placements: Sequence[Any], global_shape: tuple[int, ...]
     ) -> Layout:

@@ -83,9 +83,18 @@ class ProcessGroups:
 
     def layout(self, mesh: DeviceMesh, placements: tuple[Any, ...], global_shape: tuple[int, ...]) -> Layout:
         """The core's layout, after noting the groups of the mesh and of its root."""
-        for each in (mesh, mesh._get_root_mesh()):
-            self._note(each)
+        self.mesh(mesh)
         return _core_layout(mesh, placements, global_shape)
+
+    def mesh(self, mesh: DeviceMesh | dist.ProcessGroup) -> Mesh:
+        """The core's mesh of a device mesh or a process group, after noting its groups."""
+        if isinstance(mesh, DeviceMesh):
+            for each in (mesh, mesh._get_root_mesh()):
+                self._note(each)
+            return core_mesh(mesh)
+        ranks = tuple(sorted(dist.get_process_group_ranks(mesh)))
+        self.known().setdefault(ranks, mesh)
+        return Mesh((len(ranks),), ranks)
 
     def _note(self, mesh: DeviceMesh) -> None:
         if mesh.get_coordinate() is None or not dist.is_initialized():

@@ -25,9 +25,9 @@ class Kit:
     """What the tests need of a framework beside its platform; this base is NumPy's."""
 
     name = "numpy"
-    tensor_name = "ndarray"
     dtypes: tuple[str, ...] = ("float16", "float32", "float64")
     has_foreach = False
+    expands_views = True  # an expanded tensor shares memory between its elements
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
         """A new tensor of the framework."""
@@ -62,8 +62,8 @@ class Kit:
         """A view of the same memory with reversed dims."""
         return tensor.T
 
-    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any | None:
-        """A view whose elements share memory; None if the framework has no such views."""
+    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        """The tensor repeated to ``shape``, as a view where the framework has such views."""
         return np.broadcast_to(tensor, shape)
 
     def graded(self, values: Any, dtype: str = "float32", gradient_dtype: str | None = None) -> Any:
@@ -77,7 +77,6 @@ class TorchKit(Kit):
     """PyTorch on the CPU."""
 
     name = "torch"
-    tensor_name = "Tensor"
     dtypes = ("float16", "bfloat16", "float32", "float64")
     has_foreach = True
 
@@ -118,7 +117,7 @@ class TorchKit(Kit):
     def transposed(self, tensor: Any) -> Any:
         return tensor.permute(*reversed(range(tensor.ndim)))
 
-    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any | None:
+    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any:
         return tensor.expand(shape)
 
 
@@ -126,7 +125,7 @@ class MindSporeKit(Kit):
     """MindSpore in PyNative mode on the CPU."""
 
     name = "mindspore"
-    tensor_name = "Tensor"
+    expands_views = False
     dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
@@ -152,7 +151,9 @@ class MindSporeKit(Kit):
         return cell
 
     def array(self, tensor: Any) -> np.ndarray:
-        return np.array(tensor.float().asnumpy() if self.dtype(tensor) == "bfloat16" else tensor.asnumpy(), np.float64)
+        return np.array(
+            tensor.float().asnumpy() if self.dtype(tensor) == "bfloat16" else tensor.asnumpy(), np.float64
+        )
 
     def dtype(self, tensor: Any) -> str:
         return str(tensor.dtype).lower()
@@ -165,10 +166,13 @@ class MindSporeKit(Kit):
     def transposed(self, tensor: Any) -> Any:
         return tensor.permute(*reversed(range(tensor.ndim)))
 
-    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any | None:
+    def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any:
         return tensor.broadcast_to(shape)
 
 
 KITS: dict[str, Callable[[], Kit]] = {"numpy": Kit, "torch": TorchKit, "mindspore": MindSporeKit}
-BACKENDS = ("numpy", *filter(None, os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")))
+BACKENDS = (
+    "numpy",
+    *filter(None, os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")),
+)
 """What the suite runs on. A backend that is named and missing is an error, not a skip."""

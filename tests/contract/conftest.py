@@ -19,7 +19,9 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     info = site / "numpy_ranks-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy-ranks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nnumpy = tests.contract.numpy_platform:NumpyPlatform\n")
+    (info / "entry_points.txt").write_text(
+        f"[{GROUP}]\nnumpy = tests.contract.numpy_platform:NumpyPlatform\n"
+    )
     sys.path.append(str(site))
     yield site
     sys.path.remove(str(site))

@@ -6,6 +6,7 @@ The reduction MAX drops NaN, as gloo's and NCCL's do.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,9 @@ class Tensor(np.ndarray):
 class Parameter:
     """What a framework's parameter has: values, gradients, and whatever attributes are set on it."""
 
-    def __init__(self, data: Any, grad: Any = None, main_grad: Any = None, requires_grad: bool = True) -> None:
+    def __init__(
+        self, data: Any, grad: Any = None, main_grad: Any = None, requires_grad: bool = True
+    ) -> None:
         self.data = np.asarray(data).view(Tensor)
         self.grad: np.ndarray | None = grad
         self.main_grad: np.ndarray | None = main_grad
@@ -96,12 +99,27 @@ class NumpyCollectives:
         call = Call(("all_reduce", reduce_op, buffer.shape), ranks)
         return _world().meet(call, buffer.copy(), lambda buffers: combine.reduce(np.stack(buffers), axis=0))
 
+    def reduce_scatter(self, buffer: np.ndarray, reduce_op: str, ranks: tuple[int, ...]) -> np.ndarray:
+        combine = {"sum": np.add, "max": np.fmax, "min": np.fmin}[reduce_op]
+        call = Call(("reduce_scatter", reduce_op, buffer.shape), ranks)
+        mine = ranks.index(current_rank())
+
+        def reduced(buffers: list[np.ndarray]) -> np.ndarray:
+            return np.split(combine.reduce(np.stack(buffers), axis=0), len(ranks))[mine]
+
+        return _world().meet(call, buffer.copy(), reduced)
+
     def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
         return _world().meet(Call(("all_gather_object",), ranks), value, list)
 
 
 class NumpyMath:
-    """The ``TensorMath`` role, in float64."""
+    """The ``TensorMath`` role, in float64.
+
+    With ``waits`` set this is a device whose values the host has to wait for.
+    """
+
+    waits = False
 
     def statistic(self, tensors: Sequence[np.ndarray], kind: NormKind, foreach: bool | None) -> np.float64:
         if foreach:
@@ -109,7 +127,9 @@ class NumpyMath:
         for tensor in tensors:
             steps = zip(tensor.strides, tensor.shape, strict=True)
             if tensor.size and any(step == 0 and size > 1 for step, size in steps):
-                raise ValueError(f"a gradient of shape {tensor.shape} is expanded and cannot be scaled in place")
+                raise ValueError(
+                    f"a gradient of shape {tensor.shape} is expanded and cannot be scaled in place"
+                )
         values = [np.abs(np.asarray(tensor, np.float64)).reshape(-1) for tensor in tensors]
         magnitudes = np.concatenate([np.zeros(0), *values])
         if not magnitudes.size:
@@ -123,7 +143,7 @@ class NumpyMath:
         return np.array([float(value) for value in values])
 
     def read(self, buffer: np.ndarray, wait: bool) -> list[float] | None:
-        return np.asarray(buffer, np.float64).reshape(-1).tolist()
+        return np.asarray(buffer, np.float64).reshape(-1).tolist() if wait or not self.waits else None
 
     def where(self, condition: Any, true: Any, false: Any) -> Any:
         return np.where(condition, true, false)[()]
@@ -137,7 +157,9 @@ class NumpyMath:
 
     def scale_(self, tensors: Sequence[np.ndarray], coefficient: np.ndarray, foreach: bool | None) -> None:
         distinct = {(t.ctypes.data, t.shape, t.strides, t.dtype): t for t in tensors}
-        for tensor, product in zip(distinct.values(), self.scaled([*distinct.values()], coefficient), strict=True):
+        for tensor, product in zip(
+            distinct.values(), self.scaled([*distinct.values()], coefficient), strict=True
+        ):
             tensor[...] = product
 
     def scaled(self, gradients: Sequence[np.ndarray], coefficient: np.ndarray) -> list[np.ndarray]:
@@ -149,6 +171,24 @@ class NumpyMath:
             product.astype(gradient.dtype).reshape(gradient.shape).view(type(gradient))
             for gradient, product in zip(gradients, products, strict=True)
         ]
+
+    def flatten(
+        self, pieces: Sequence[tuple[np.ndarray | None, int, int]], numel: int, fill: float, like: Any
+    ) -> np.ndarray:
+        buffer, position = np.full(numel, fill, np.float32), 0
+        for tensor, start, stop in pieces:
+            if tensor is not None:
+                buffer[position : position + stop - start] = np.asarray(tensor).reshape(-1)[start:stop]
+            position += stop - start
+        return buffer
+
+    def clamp_(self, tensors: Sequence[np.ndarray], bound: float, foreach: bool | None) -> None:
+        for tensor in tensors:
+            np.clip(tensor, -bound, bound, out=tensor)
+
+    def checksum(self, tensor: np.ndarray) -> np.float64:
+        digest = hashlib.blake2b(np.ascontiguousarray(tensor).tobytes(), digest_size=6).digest()
+        return np.float64(int.from_bytes(digest, "big"))
 
     def nonfinite_count(self, tensor: np.ndarray) -> int:
         return int(np.size(tensor) - np.isfinite(tensor).sum())
@@ -185,6 +225,9 @@ class NumpyConstruction:
     def layout(self, mesh: Mesh, placements: Sequence[Placement], global_shape: tuple[int, ...]) -> Layout:
         return Layout(mesh, tuple(placements), global_shape)
 
+    def mesh(self, mesh: Mesh) -> Mesh:
+        return mesh
+
     def _distributed(self, local: np.ndarray, layout: Layout) -> Parameter:
         parameter = Parameter(local)
         parameter.distributed = True
@@ -192,8 +235,21 @@ class NumpyConstruction:
         return parameter
 
 
-class NumpyPlatform(NumpyParameters, NumpyCollectives, NumpyMath, NumpyConstruction):
-    """All four roles."""
+class NumpyConversion:
+    """The ``Conversion`` role."""
+
+    def from_numpy(self, array: Any, dtype: str, device_type: str) -> Tensor:
+        return np.array(array, dtype).view(Tensor)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        return np.array(tensor.data if isinstance(tensor, Parameter) else tensor, np.float64)
+
+    def parameter(self, tensor: np.ndarray) -> Parameter:
+        return Parameter(tensor)
+
+
+class NumpyPlatform(NumpyParameters, NumpyCollectives, NumpyMath, NumpyConstruction, NumpyConversion):
+    """All five roles."""
 
     name = "numpy"
     framework = "numpy"

@@ -95,7 +95,9 @@ class World:
         meeting.entered[rank] = (call, value)
         if len(meeting.entered) == len(call.ranks):
             if len({entered.what for entered, _ in meeting.entered.values()}) > 1:
-                self._fail(f"different collectives meet: { {r: c.what for r, (c, _) in meeting.entered.items()} }")
+                self._fail(
+                    f"different collectives meet: { {r: c.what for r, (c, _) in meeting.entered.items()} }"
+                )
             else:
                 meeting.results = [meeting.entered[member][1] for member in call.ranks]
             self._changed.notify_all()
@@ -117,7 +119,9 @@ class World:
             self._fail(f"no rank can go on: {self._where()}")
 
     def _where(self) -> str:
-        waiting = "; ".join(f"rank {rank} waits in {call}" for rank, (call, _) in sorted(self._waiting.items()))
+        waiting = "; ".join(
+            f"rank {rank} waits in {call}" for rank, (call, _) in sorted(self._waiting.items())
+        )
         ended = sorted(set(range(self.size)) - self._running)
         return f"{waiting}; ended: {ended}"
 

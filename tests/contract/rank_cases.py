@@ -37,7 +37,9 @@ class Spec:
         """What a failure shows: the first rank's layout and who has a gradient."""
         layout, here = self.layouts[0], "".join("01"[present] for present in self.present)
         where = "plain" if layout is None else f"{layout.placements} on {layout.mesh}"
-        return f"Spec({self.dtype}{self.values.shape}, {where}, present {here}, values {self.values.tolist()})"
+        return (
+            f"Spec({self.dtype}{self.values.shape}, {where}, present {here}, values {self.values.tolist()})"
+        )
 
     def gradient(self, rank: int) -> np.ndarray | None:
         if not self.present[rank]:
@@ -145,11 +147,15 @@ def assert_right(case: Case, outcomes: list[Outcome], max_norm: float, p: float)
         dtype = np.result_type(*(spec.dtype for spec in present)) if present else np.dtype(np.float32)
         tolerance = 1e-3 if dtype == np.float16 else 2e-6
         assert result.norm.dtype == dtype
-        np.testing.assert_allclose(float(result.norm), expected, rtol=tolerance, err_msg=f"norm on rank {rank}")
+        np.testing.assert_allclose(
+            float(result.norm), expected, rtol=tolerance, err_msg=f"norm on rank {rank}"
+        )
         bits.setdefault(case.together(rank), set()).add((dtype.str, np.asarray(result.norm).tobytes()))
         assert_clipped(case, rank, result, min(1.0, max_norm / (expected + 1e-6)))
     for ranks, found in bits.items():
-        assert len({d for d, _ in found}) == len(found), f"the norm has different bits on ranks {sorted(ranks)}"
+        assert len({d for d, _ in found}) == len(found), (
+            f"the norm has different bits on ranks {sorted(ranks)}"
+        )
 
 
 def assert_clipped(case: Case, rank: int, result: Result, coefficient: float) -> None:
@@ -216,7 +222,9 @@ def specs(draw: st.DrawFn, root: Mesh, missing: bool) -> Spec:
     if draw(st.integers(0, 4)):
         mesh_dims = draw(st.sampled_from(subsets))
         placements = tuple(draw(placements_on(len(shape))) for _ in mesh_dims)
-        layouts = tuple(Layout(sliced(root, mesh_dims, rank), placements, shape) for rank in range(world_size))
+        layouts = tuple(
+            Layout(sliced(root, mesh_dims, rank), placements, shape) for rank in range(world_size)
+        )
     present = (draw(st.booleans()),) * world_size
     if missing:
         present = tuple(draw(st.booleans()) for _ in range(world_size))
@@ -238,5 +246,3 @@ def cases(draw: st.DrawFn, missing: bool = True) -> Case:
             layout = Layout(root, (Shard(0), *[Replicate()] * (root.ndim - 1)), (3, 2))
             members.append(Spec(values, (layout,) * world_size, (True,) * world_size))
     return Case(world_size, tuple(members))
-
-

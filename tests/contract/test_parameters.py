@@ -71,7 +71,9 @@ class Foreign:
 
 
 @pytest.mark.parametrize("position", [0, 1])
-def test_a_tensor_of_another_framework_is_refused_naming_both(kit: Kit, platform: Platform, position: int) -> None:
+def test_a_tensor_of_another_framework_is_refused_naming_both(
+    kit: Kit, platform: Platform, position: int
+) -> None:
     tensors = [kit.parameter([1.0])]
     tensors.insert(position, Foreign())
     with pytest.raises(TypeError) as refused:
@@ -183,7 +185,9 @@ def test_describe_a_0d_and_an_empty_parameter(kit: Kit, platform: Platform) -> N
     assert platform.describe(kit.graded(np.zeros((0, 2))), None).local_shape == (0, 2)
 
 
-def test_describe_reads_an_attached_layout_of_the_parameter_or_the_gradient(kit: Kit, platform: Platform) -> None:
+def test_describe_reads_an_attached_layout_of_the_parameter_or_the_gradient(
+    kit: Kit, platform: Platform
+) -> None:
     mesh = Mesh((2,), (0, 1))
     layout = Layout(mesh, (Shard(0),), (5, 2))
     parameter, gradient = kit.parameter(np.ones((3, 2))), kit.tensor(np.ones((3, 2)))
@@ -214,7 +218,9 @@ def test_without_a_process_group_this_is_rank_0(kit: Kit, platform: Platform) ->
 
 def test_layout_takes_a_core_mesh_and_core_placements(kit: Kit, platform: Platform) -> None:
     mesh = Mesh((2, 2), (0, 1, 2, 3))
-    assert platform.layout(mesh, [Shard(-1), Replicate()], (3, 4)) == Layout(mesh, (Shard(1), Replicate()), (3, 4))
+    assert platform.layout(mesh, [Shard(-1), Replicate()], (3, 4)) == Layout(
+        mesh, (Shard(1), Replicate()), (3, 4)
+    )
 
 
 def test_a_plain_tensor_is_no_dtensor(kit: Kit, platform: Platform) -> None:

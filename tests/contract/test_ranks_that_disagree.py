@@ -62,7 +62,11 @@ def ordinary(rank: int, size: int) -> list[Parameter]:
 
 DIFFERENCES: dict[str, tuple[Build, tuple[str, ...]]] = {
     "another shape": (
-        lambda rank, size: [sharded(size, (8, 2), rank=rank), sharded(size, (5,), rank=rank), parameter((3,))],
+        lambda rank, size: [
+            sharded(size, (8, 2), rank=rank),
+            sharded(size, (5,), rank=rank),
+            parameter((3,)),
+        ],
         ("tensor 1: shape (6,)", "tensor 1: shape (5,)"),
     ),
     "an extra parameter": (
@@ -82,7 +86,10 @@ DIFFERENCES: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("Shard(dim=0)", "Shard(dim=1)"),
     ),
     "another split factor": (
-        lambda rank, size: [sharded(size, (8, 2), StridedShard(0, split_factor=2), rank), *ordinary(rank, size)[1:]],
+        lambda rank, size: [
+            sharded(size, (8, 2), StridedShard(0, split_factor=2), rank),
+            *ordinary(rank, size)[1:],
+        ],
         ("Shard(dim=0)", "StridedShard(dim=0, split_factor=2)"),
     ),
     "another order": (
@@ -103,7 +110,9 @@ def test_a_rank_that_clips_other_tensors(difference: str, size: int, odd: int, p
     build, words = DIFFERENCES[difference]
     models = [(build if rank == odd else ordinary)(rank, size) for rank in range(size)]
     outcomes = clip(models, norm_type=p)
-    assert_all_raise(outcomes, RuntimeError, "the ranks clip different tensors", f"rank {odd}" if odd else "rank 0")
+    assert_all_raise(
+        outcomes, RuntimeError, "the ranks clip different tensors", f"rank {odd}" if odd else "rank 0"
+    )
     assert all(word in str(outcomes[0].error) for word in words)
     assert_untouched(models)
 
@@ -162,7 +171,9 @@ def test_a_gradient_that_cannot_be_scaled_in_place_on_one_rank() -> None:
     assert_untouched(models)
 
 
-def test_an_unknown_kind_of_error_is_raised_as_runtime_error_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_kind_of_error_is_raised_as_runtime_error_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     platform = hyper_parallel.get_platform()
     original = platform.statistic
 

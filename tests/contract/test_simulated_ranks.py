@@ -19,7 +19,10 @@ pytestmark = pytest.mark.usefixtures("numpy_ranks")
 ORDERS = st.sampled_from([2.0, 1.0, 3.0, 0.0, math.inf, -math.inf, 0.5])
 MAX_NORMS = st.sampled_from([1.0, 0.25, 100.0, 0.0, math.inf])
 bounded = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
@@ -51,7 +54,9 @@ def test_right_in_the_second_step_too(case: Case, p: float) -> None:
 
 @bounded
 @given(cases(missing=False), ORDERS, st.integers(1, 2))
-def test_one_all_reduce_is_all_if_no_gradient_is_missing_on_some_ranks_only(case: Case, p: float, steps: int) -> None:
+def test_one_all_reduce_is_all_if_no_gradient_is_missing_on_some_ranks_only(
+    case: Case, p: float, steps: int
+) -> None:
     _, outcomes = clip_on_all_ranks(case, 1.0, p, case.groups(), steps)
     for rank, outcome in enumerate(outcomes):
         outcome.get()
@@ -76,7 +81,9 @@ def test_every_rank_enters_the_same_collectives_one_mesh_dim_after_another(case:
     _, outcomes = clip_on_all_ranks(case, 1.0, p, case.mesh_groups())
     for rank, outcome in enumerate(outcomes):
         outcome.get()
-        assert all(shape_of_calls(outcomes[other]) == shape_of_calls(outcome) for other in case.together(rank))
+        assert all(
+            shape_of_calls(outcomes[other]) == shape_of_calls(outcome) for other in case.together(rank)
+        )
 
 
 @bounded

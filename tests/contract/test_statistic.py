@@ -67,11 +67,17 @@ def test_zeros_are_not_counted_for_p_0(kit: Kit) -> None:
 
 
 def test_the_count_of_many_elements_is_exact(kit: Kit) -> None:
-    tensors = [kit.tensor(np.ones(2**24 - 1, np.float32)), kit.tensor(np.ones((2, 1))), kit.tensor(np.ones(1))]
+    tensors = [
+        kit.tensor(np.ones(2**24 - 1, np.float32)),
+        kit.tensor(np.ones((2, 1))),
+        kit.tensor(np.ones(1)),
+    ]
     assert statistic(tensors, 0) == 2**24 + 2
 
 
-@pytest.mark.parametrize(("p", "identity"), [(2, 0), (1, 0), (0, 0), (-1, 0), (math.inf, 0), (-math.inf, math.inf)])
+@pytest.mark.parametrize(
+    ("p", "identity"), [(2, 0), (1, 0), (0, 0), (-1, 0), (math.inf, 0), (-math.inf, math.inf)]
+)
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)], ids=str)
 def test_empty_tensors_give_the_identity(kit: Kit, p: float, identity: float, shape: tuple[int, ...]) -> None:
     for dtype in kit.dtypes:
@@ -113,7 +119,11 @@ def test_float16_squares_do_not_overflow(kit: Kit, p: float) -> None:
 @pytest.mark.parametrize("p", [2.0, 3.0])
 def test_powers_beyond_float32_give_the_right_norm(kit: Kit, value: float, p: float, size: int) -> None:
     values = rounded(np.full(size, value), "float32")
-    norm = float(get_platform().cast(get_platform().statistic([kit.tensor(values)], NormKind(p), None) ** (1 / p), None, None))
+    norm = float(
+        get_platform().cast(
+            get_platform().statistic([kit.tensor(values)], NormKind(p), None) ** (1 / p), None, None
+        )
+    )
     assert norm == pytest.approx(float(values[0]) * size ** (1 / p), rel=1e-6)
 
 
@@ -124,24 +134,27 @@ def test_small_and_large_tensors_in_one_call(kit: Kit) -> None:
 
 def test_a_transposed_tensor_counts_as_its_contiguous_copy(kit: Kit) -> None:
     values = rounded(random(70, 80), "float32")
-    assert statistic([kit.transposed(kit.tensor(values))], 2) == pytest.approx(statistic_of(values, 2), rel=1e-6)
+    assert statistic([kit.transposed(kit.tensor(values))], 2) == pytest.approx(
+        statistic_of(values, 2), rel=1e-6
+    )
 
 
-def test_an_expanded_tensor_is_refused_or_counted_by_elements(kit: Kit) -> None:
+def test_an_expanded_tensor_is_refused_or_has_elements_of_its_own(kit: Kit) -> None:
     tensor = kit.expanded(kit.tensor([[3.0]]), (4, 2))
-    try:
-        result = statistic([tensor], 2)
-    except ValueError as error:
-        assert "expanded" in str(error)
+    if kit.expands_views:
+        with pytest.raises(ValueError, match="expanded"):
+            statistic([tensor], 2)
     else:
-        assert result == pytest.approx(72.0)
+        assert statistic([tensor], 2) == pytest.approx(72.0)
 
 
 @pytest.mark.parametrize("p", ORDERS)
 def test_without_foreach_the_result_is_as_good(kit: Kit, p: float) -> None:
     parts = [rounded(random(5, seed=seed), "float32") for seed in range(4)]
     tensors = [kit.tensor(part) for part in parts]
-    assert statistic(tensors, p, foreach=False) == pytest.approx(statistic_of(np.concatenate(parts), p), rel=1e-6)
+    assert statistic(tensors, p, foreach=False) == pytest.approx(
+        statistic_of(np.concatenate(parts), p), rel=1e-6
+    )
 
 
 def test_foreach_true_works_or_says_that_there_are_no_kernels(kit: Kit) -> None:

@@ -84,7 +84,13 @@ def test_scalars_calculate_with_scalars_and_numbers(platform: Platform, kit: Kit
 
 def test_scalars_compare(platform: Platform, kit: Kit) -> None:
     a, b, nan = scalar(platform, 7.0), scalar(platform, 2.0), scalar(platform, math.nan)
-    for condition, expected in ((a > b, True), (a < b, False), (a > 7, False), (b >= 2, True), (nan > b, False)):
+    for condition, expected in (
+        (a > b, True),
+        (a < b, False),
+        (a > 7, False),
+        (b >= 2, True),
+        (nan > b, False),
+    ):
         assert bool(condition) is expected
     assert bool(nan != nan)
     assert not bool(a != a)
@@ -95,7 +101,9 @@ def test_a_power_of_a_scalar_has_the_digits_of_the_widest_float(platform: Platfo
 
 
 @pytest.mark.parametrize("condition", [True, False])
-def test_where_takes_scalars_and_numbers_on_either_side(platform: Platform, kit: Kit, condition: bool) -> None:
+def test_where_takes_scalars_and_numbers_on_either_side(
+    platform: Platform, kit: Kit, condition: bool
+) -> None:
     a = scalar(platform, 1.0)
     test = a > 0 if condition else a < 0
     for true, false in itertools.product((3.0, scalar(platform, 3.0)), (4.0, scalar(platform, 4.0))):
@@ -219,7 +227,9 @@ def test_scale_by_nan_gives_nan(kit: Kit, platform: Platform) -> None:
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_scaled_gives_new_tensors_and_leaves_the_originals(kit: Kit, platform: Platform, factor: float) -> None:
+def test_scaled_gives_new_tensors_and_leaves_the_originals(
+    kit: Kit, platform: Platform, factor: float
+) -> None:
     for dtype in kit.dtypes:
         parts = [rounded(random(100), dtype), rounded(random(), dtype), np.zeros((0, 2))]
         tensors = [kit.tensor(part, dtype) for part in parts]

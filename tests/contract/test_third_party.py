@@ -73,10 +73,14 @@ def test_the_calls_work_on_what_the_portable_constructors_build() -> None:
 
 def test_attach_layout_refuses_a_shard_of_another_shape_and_a_dtensor() -> None:
     mesh = Mesh((1,), (0,))
-    with pytest.raises(ValueError, match=r"puts a shard of shape \(5,\) on rank 0, but the tensor has \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"puts a shard of shape \(5,\) on rank 0, but the tensor has \(3,\)"
+    ):
         hyper_parallel.attach_layout(Parameter(np.ones(3)), mesh, [Shard(0)], (5,))
     with pytest.raises(TypeError, match="layout of its own"):
-        hyper_parallel.attach_layout(hyper_parallel.distribute_tensor(np.ones(3), mesh, [Shard(0)]), mesh, [Shard(0)])
+        hyper_parallel.attach_layout(
+            hyper_parallel.distribute_tensor(np.ones(3), mesh, [Shard(0)]), mesh, [Shard(0)]
+        )
     with pytest.raises(ValueError, match="names a dim"):
         hyper_parallel.attach_layout(Parameter(np.ones(3)), mesh, [Shard(1)])
     with pytest.raises(ValueError, match="2 placements"):

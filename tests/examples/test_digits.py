@@ -37,7 +37,9 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def reported_difference(output: str, one: str, other: str) -> float:
     line = output.rstrip().splitlines()[-1]
-    found = re.search(rf"norms of {one} and {other} in \d+ steps: (\S+) \(tolerance 1e-05\)$", line)
+    found = re.search(
+        rf"Norms of {one} and {other} .*: largest relative difference (\S+) \(tolerance 1e-05\)$", line
+    )
     assert found, output
     return float(found[1])
 

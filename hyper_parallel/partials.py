@@ -1,0 +1,149 @@
+"""Partial gradients: their values are reduced before the norm is taken, in buckets of bounded size.
+
+One reduce-scatter per bucket and mesh dim leaves each rank with its own slice of the reduced values. A gradient
+that is missing on a rank takes part with the identity of the reduce op; ``avg`` is SUM and a division everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from hyper_parallel.core.norm import NormKind
+from hyper_parallel.core.plan import Reduction
+from hyper_parallel.interface import Buffer, Platform, Scalar, Tensor
+
+BUCKET_NUMEL = 4 * 2**20
+"""Elements of a bucket; with its copies in flight a call stays under 64 MB."""
+
+_IDENTITY = {"sum": 0.0, "avg": 0.0, "max": -math.inf, "min": math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Elements ``start`` to ``stop`` of the local tensor of ``member`` (a position in the reduction)."""
+
+    member: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Statistics of this rank's slices, and which tensors have a gradient on any of the ranks."""
+
+    statistics: tuple[Scalar, ...]
+    present: tuple[bool, ...]
+
+
+def reduce_partials(
+    platform: Platform,
+    kind: NormKind,
+    reduction: Reduction,
+    gradients: Sequence[Tensor | None],
+    anchor: Tensor | None,
+) -> Reduced:
+    """Reduce gradients (in the order of the reduction, None: missing) and take the statistics of this rank's slices.
+
+    Collectives: one all-reduce of a flag per tensor over each mesh dim of the chain, and per bucket and mesh dim
+    one reduce-scatter.
+    """
+    present, nan = _flags(platform, reduction, gradients, anchor)
+    statistics = [
+        statistic
+        for bucket in _buckets(reduction.numels, BUCKET_NUMEL)
+        if (statistic := _bucket_statistic(platform, kind, reduction, gradients, bucket, present, anchor))
+        is not None
+    ]
+    if nan:
+        statistics.append(platform.pack([math.nan], anchor)[0])
+    return Reduced(tuple(statistics), present)
+
+
+def combine(platform: Platform, kind: NormKind, a: Scalar, b: Scalar) -> Scalar:
+    """One of two statistics that have the sign they travel with; NaN survives."""
+    if kind.reduce_op == "sum":
+        return a + b
+    return platform.where(a > b, a, platform.where(b >= a, b, a + b))  # neither holds if one is NaN
+
+
+def _flags(
+    platform: Platform, reduction: Reduction, gradients: Sequence[Tensor | None], anchor: Tensor | None
+) -> tuple[tuple[bool, ...], bool]:
+    """Which tensors have a gradient anywhere, and whether MAX or MIN would drop a NaN."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    nan: Scalar | float = 0.0
+    if there and any(reduce_op in ("max", "min") for _, reduce_op in reduction.chain):
+        largest = platform.statistic(there, NormKind(math.inf), None)
+        nan = largest != largest
+    buffer = platform.pack([*(float(gradient is not None) for gradient in gradients), nan], anchor)
+    for ranks, _ in reduction.chain:
+        buffer = platform.all_reduce(buffer, "max", ranks)
+    flags = platform.read(buffer, True) or [0.0]
+    return tuple(flag > 0 for flag in flags[:-1]), flags[-1] > 0
+
+
+def _bucket_statistic(
+    platform: Platform,
+    kind: NormKind,
+    reduction: Reduction,
+    gradients: Sequence[Tensor | None],
+    bucket: Sequence[_Piece],
+    present: Sequence[bool],
+    anchor: Tensor | None,
+) -> Scalar | None:
+    ways = prod(len(ranks) for ranks, _ in reduction.chain)
+    length = sum(piece.stop - piece.start for piece in bucket)
+    pieces = [(gradients[piece.member], piece.start, piece.stop) for piece in bucket]
+    padded = -(-length // ways) * ways
+    buffer = platform.flatten(pieces, padded, _IDENTITY[reduction.chain[0][1]], anchor)
+    buffer, offset = _scattered(platform, reduction, buffer, padded)
+    held = [
+        buffer[low - offset : high - offset]
+        for piece, low, high in _overlap(bucket, offset, offset + padded // ways)
+        if present[piece.member]
+    ]
+    return platform.statistic(held, kind, None) if held else None
+
+
+def _scattered(platform: Platform, reduction: Reduction, buffer: Buffer, numel: int) -> tuple[Buffer, int]:
+    """This rank's slice of the reduced buffer, and where it starts."""
+    rank, offset = platform.rank(), 0
+    for ranks, reduce_op in reduction.chain:
+        buffer = platform.reduce_scatter(buffer, "sum" if reduce_op == "avg" else reduce_op, ranks)
+        if reduce_op == "avg":
+            buffer = buffer / len(ranks)
+        numel //= len(ranks)
+        offset += numel * ranks.index(rank)
+    return buffer, offset
+
+
+def _overlap(bucket: Sequence[_Piece], first: int, last: int) -> Iterator[tuple[_Piece, int, int]]:
+    """The pieces that lie between two positions in the bucket, with the positions they take there."""
+    position = 0
+    for piece in bucket:
+        end = position + piece.stop - piece.start
+        if max(position, first) < min(end, last):
+            yield piece, max(position, first), min(end, last)
+        position = end
+
+
+@lru_cache(maxsize=256)
+def _buckets(numels: tuple[int, ...], bucket_numel: int) -> tuple[tuple[_Piece, ...], ...]:
+    """Fill buckets in order, cutting tensors where one is full."""
+    buckets: list[list[_Piece]] = []
+    room = 0
+    for member, numel in enumerate(numels):
+        start = 0
+        while start < numel:
+            if not room:
+                buckets.append([])
+                room = bucket_numel
+            stop = min(numel, start + room)
+            buckets[-1].append(_Piece(member, start, stop))
+            room -= stop - start
+            start = stop
+    return tuple(map(tuple, buckets))

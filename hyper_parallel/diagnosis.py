@@ -15,8 +15,10 @@ _MAX_NAMED = 10
 def raise_nonfinite(plan: ReductionPlan, request: Request) -> NoReturn:
     """Raise on every rank, naming the tensors that hold NaN or infinity and the ranks they were found on.
 
-    Collectives: per part of the plan one gather per step.
+    Collectives: one gather per step of the plan's part. Of several parts, others may be finite, and their ranks do
+    not come here: then each rank names its own.
     """
+    alone = len(plan.parts) > 1
     found: dict[str, set[int]] = {}
     for part in plan.parts:
         local = [
@@ -25,7 +27,7 @@ def raise_nonfinite(plan: ReductionPlan, request: Request) -> NoReturn:
             if (gradient := request.gradients[index]) is not None
             and request.platform.nonfinite_count(gradient)
         ]
-        for rank, names in gather(request.platform, part.steps, local):
+        for rank, names in gather(request.platform, () if alone else part.steps, local):
             for name in names:
                 found.setdefault(name, set()).add(rank)
     for _, theirs in gather(request.platform, plan.last.steps, found) if plan.last is not None else ():
@@ -33,9 +35,10 @@ def raise_nonfinite(plan: ReductionPlan, request: Request) -> NoReturn:
             found.setdefault(name, set()).update(ranks)
     named = [f"{name} (ranks {sorted(ranks)})" for name, ranks in list(found.items())[:_MAX_NAMED]]
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    nothing = "none on this rank" if alone else "none, the norm itself overflows"
     raise RuntimeError(
         f"the total norm of order {request.kind.p} is non-finite, so the gradients were not clipped. "
-        f"Non-finite gradients: {', '.join(named) or 'none, the norm itself overflows'}{more}. "
+        f"Non-finite gradients: {', '.join(named) or nothing}{more}. "
         "Pass error_if_nonfinite=False to scale by the non-finite norm instead"
     )
 

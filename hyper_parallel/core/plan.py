@@ -152,7 +152,9 @@ def build_plan(
         ValueError: ``rank`` is not in ``pipeline``.
     """
     layouts = [meta.layout for meta in tensors]
-    mine = [i for i, layout in enumerate(layouts) if layout is None or layout.mesh.coordinate(rank) is not None]
+    mine = [
+        i for i, layout in enumerate(layouts) if layout is None or layout.mesh.coordinate(rank) is not None
+    ]
     if pipeline is None:
         return ReductionPlan(tuple(_parts(mine, tensors, rank, groups)))
     across = mesh_union(pipeline, rank, groups)
@@ -187,7 +189,8 @@ def _part(
 ) -> Part:
     """A part over ``union`` whose tensors are held by the ranks ``within`` (a stage, where there are several)."""
     size = len(within.ranks)
-    unit = gcd(size, *(tensors[i].pieces() for i in indices))
+    # Stages with other tensors must find the same divisor, so only a stage by itself may shorten the fraction.
+    unit = gcd(size, *(tensors[i].pieces() for i in indices)) if union == within else 1
     terms: dict[tuple[int, str | None, tuple[tuple[Ranks, str], ...]], list[int]] = {}
     copies, slot = [], 0
     for i in indices:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hyper_parallel.core.placement import Placement, Replicate, Shard, StridedShard
+from hyper_parallel.core.placement import REDUCE_OPS, Partial, Placement, Replicate, Shard, StridedShard
 
 NORM_TYPES = (2.0, 1.0, 3.0, math.inf, 0.0, -math.inf, 0.5)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -20,7 +20,8 @@ MAX_NORM = 1.0
 class Tensor:
     """One parameter: its global shape, the names of the mesh dims it lies on and a placement for each.
 
-    Without mesh dims it is a plain tensor. ``missing_on`` are the ranks that have no gradient of it.
+    Without mesh dims it is a plain tensor. ``missing_on`` are the ranks that have no gradient of it. ``stages`` are
+    the pipeline stages that hold it (none: all); if they are several, they share it under ``shared``.
     """
 
     shape: tuple[int, ...]
@@ -29,24 +30,56 @@ class Tensor:
     dtype: str = "float32"
     missing_on: frozenset[int] = frozenset()
     scale: float = 1.0
+    stages: tuple[int, ...] = ()
+    shared: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """An arrangement of all ranks; its dim names are no other mesh's."""
+
+    shape: tuple[int, ...]
+    dim_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model on a mesh of all ranks. The gradients follow from ``name``, which is unique."""
+    """A model on meshes of all ranks. The gradients follow from ``name``, which is unique.
+
+    A mesh dim named ``pp`` is that of pipeline stages.
+    """
 
     name: str
     parallelism: str
-    mesh_shape: tuple[int, ...]
-    mesh_dim_names: tuple[str, ...]
+    meshes: tuple[Mesh, ...]
     tensors: tuple[Tensor, ...]
 
     @property
     def world_size(self) -> int:
-        return math.prod(self.mesh_shape)
+        return math.prod(self.meshes[0].shape)
+
+    @property
+    def has_stages(self) -> bool:
+        return any("pp" in mesh.dim_names for mesh in self.meshes)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Where a rank stands along every mesh dim."""
+        found = {}
+        for mesh in self.meshes:
+            left = rank
+            for name, size in zip(reversed(mesh.dim_names), reversed(mesh.shape), strict=True):
+                left, found[name] = divmod(left, size)
+        return found
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every mesh dim."""
+        return {name: n for mesh in self.meshes for name, n in zip(mesh.dim_names, mesh.shape, strict=True)}
+
+    def holds(self, tensor: Tensor, rank: int) -> bool:
+        """Whether the parameter is on this rank's pipeline stage."""
+        return not tensor.stages or self.coordinate(rank).get("pp", 0) in tensor.stages
 
 
-_Mesh = tuple[tuple[int, ...], tuple[str, ...]]
 _PATTERNS = (
     "one missing on one rank",
     "one missing everywhere",
@@ -54,30 +87,75 @@ _PATTERNS = (
     "others missing on each rank",
     "none at all",
 )
+_ALL_OR_NONE = ("plain", "partial+shard", "pipeline", "pipeline+fsdp")
 _FLAT = ("dp",)
 _GRID = ("dp", "tp")
 
 
-def _models(world_size: int) -> Iterator[tuple[str, _Mesh, tuple[Tensor, ...]]]:
-    """(parallelism, mesh, tensors) of every parallelism that fits ``world_size``."""
-    line: _Mesh = (world_size,), _FLAT
+def _models(world_size: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[Tensor, ...]]]:
+    """(parallelism, meshes, tensors) of every parallelism that fits ``world_size``."""
+    line = (Mesh((world_size,), _FLAT),)
     yield "plain", line, (Tensor((4, 3)), Tensor((5,)), Tensor(()))
     yield "replicated", line, (Tensor((4, 3), _FLAT, (Replicate(),)), Tensor((5,), _FLAT, (Replicate(),)))
     yield "fsdp", line, _sharded(Shard(0))
     yield "fsdp+plain", line, (*_sharded(Shard(0)), Tensor((6,)))
     yield "fsdp on dim 1", line, (Tensor((3, 10), _FLAT, (Shard(1),)), Tensor((2, 1), _FLAT, (Shard(-1),)))
+    yield "partial", line, tuple(Tensor((5, 3), _FLAT, (Partial(reduce_op),)) for reduce_op in REDUCE_OPS)
+    yield "partial+fsdp", line, (*_sharded(Shard(0)), Tensor((4,), _FLAT, (Partial(),)), Tensor((2, 2)))
+    if world_size > 1:
+        yield "pipeline", (Mesh((world_size,), ("pp",)),), _pipeline(world_size, (), ())
     if world_size % 2 == 0:
-        grid: _Mesh = (2, world_size // 2), _GRID
-        yield (
-            "hsdp",
-            grid,
-            (
-                Tensor((7, 3), _GRID, (Replicate(), Shard(0))),
-                Tensor((4,), _GRID, (Replicate(), Shard(0))),
-                Tensor((1,), _GRID, (Replicate(), Shard(0))),
-            ),
-        )
-        yield "tp+fsdp", grid, _tensor_parallel(world_size // 2)
+        yield from _two_dimensional(world_size // 2)
+
+
+def _two_dimensional(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[Tensor, ...]]]:
+    grid = (Mesh((2, half), _GRID),)
+    shapes = ((7, 3), (4,), (1,))
+    yield "hsdp", grid, tuple(Tensor(shape, _GRID, (Replicate(), Shard(0))) for shape in shapes)
+    yield "tp+fsdp", grid, _tensor_parallel(half)
+    yield (
+        "partial+shard",
+        grid,
+        (
+            Tensor((7, 3), _GRID, (Partial(), Shard(0))),
+            Tensor((5, 2), _GRID, (Shard(1), Partial("avg"))),
+            Tensor((3,), _GRID, (Partial("max"), Partial("max"))),
+            Tensor((4,), ("tp",), (Partial(),)),
+            Tensor((6,), _GRID, (Replicate(), Partial("min"))),
+        ),
+    )
+    yield (
+        "experts",
+        (Mesh((2 * half,), ("fsdp",)), Mesh((half, 2), ("expert_dp", "ep"))),
+        (
+            Tensor((9, 2), ("fsdp",), (Shard(0),)),
+            Tensor((4, 3, 2), ("expert_dp", "ep"), (Shard(1), Shard(0))),
+            Tensor((4, 3), ("ep",), (Shard(0),)),
+            Tensor((3,), ("fsdp",), (Replicate(),)),
+            Tensor((2,)),
+        ),
+    )
+    staged = (Mesh((2, half), ("pp", "dp")),)
+    yield "pipeline+fsdp", staged, _pipeline(2, ("dp",), (Shard(0),))
+    yield (
+        "3-d mesh",
+        (Mesh((half, 1, 2), ("dp", "cp", "tp")),),
+        (
+            Tensor((8, 5), ("dp", "cp", "tp"), (Shard(0), Shard(0), Shard(1))),
+            Tensor((5,), ("dp", "cp"), (Shard(0), Replicate())),
+            Tensor((2, 4), ("tp",), (Shard(1),)),
+        ),
+    )
+
+
+def _pipeline(
+    stages: int, mesh_dims: tuple[str, ...], placements: tuple[Placement, ...]
+) -> tuple[Tensor, ...]:
+    """A tied embedding on the first and the last stage, a layer on each but the second, more of them on the first."""
+    layers = [Tensor((4 + s, 3), mesh_dims, placements, stages=(s,)) for s in range(stages) if s != 1]
+    tied = Tensor((5, 2), mesh_dims, placements, stages=(0, stages - 1), shared="embedding")
+    head = Tensor((3,), stages=(0,))
+    return (tied, *layers, head)
 
 
 def _sharded(placement: Placement) -> tuple[Tensor, ...]:
@@ -97,54 +175,48 @@ def _tensor_parallel(tp: int) -> tuple[Tensor, ...]:
     )
 
 
-def _missing(world_size: int, count: int) -> dict[str, list[frozenset[int]]]:
-    """Per pattern, the ranks on which each of ``count`` gradients is missing."""
-    last, everywhere, nowhere = frozenset({world_size - 1}), frozenset(range(world_size)), frozenset[int]()
+def _missing(ranks: list[list[int]]) -> dict[str, list[frozenset[int]]]:
+    """Per pattern, the ranks on which each gradient is missing, of tensors that ``ranks`` hold."""
+    nowhere = frozenset[int]()
+    first, *rest = ranks
+    last = max(max(held) for held in ranks)
     return {
-        "all present": [nowhere] * count,
-        "one missing on one rank": [last, *[nowhere] * (count - 1)],
-        "one missing everywhere": [everywhere, *[nowhere] * (count - 1)],
-        "none on one rank": [last] * count,
-        "others missing on each rank": [frozenset({index % world_size}) for index in range(count)],
-        "none at all": [everywhere] * count,
+        "all present": [nowhere for _ in ranks],
+        "one missing on one rank": [frozenset({first[-1]}), *(nowhere for _ in rest)],
+        "one missing everywhere": [frozenset(first), *(nowhere for _ in rest)],
+        "none on one rank": [frozenset({last}) & frozenset(held) for held in ranks],
+        "others missing on each rank": [frozenset({held[i % len(held)]}) for i, held in enumerate(ranks)],
+        "none at all": [frozenset(held) for held in ranks],
     }
 
 
 def build_cases(world_size: int) -> tuple[Case, ...]:
     """All cases for a job of ``world_size`` ranks: parallelism x dtype, and x missing gradients in float32."""
     cases: list[Case] = []
-    for parallelism, mesh, tensors in _models(world_size):
-        mixed = [DTYPES[index % len(DTYPES)] for index in range(len(tensors))]
-        for label, dtypes in {
-            **{dtype: [dtype] * len(tensors) for dtype in DTYPES},
-            "mixed dtypes": mixed,
-        }.items():
-            cases.append(_case(parallelism, label, world_size, mesh, tensors, dtypes, "all present"))
-        cases.append(
-            _case(parallelism, "tiny", world_size, mesh, tensors, ["float32"] * len(tensors), "all present")
+    for parallelism, meshes, tensors in _models(world_size):
+        model = Case("", parallelism, meshes, tensors)
+        mixed = tuple(DTYPES[index % len(DTYPES)] for index in range(len(tensors)))
+        dtypes = {dtype: (dtype,) * len(tensors) for dtype in DTYPES} | {"mixed dtypes": mixed}
+        cases.extend(_variant(model, label, "all present", each) for label, each in dtypes.items())
+        cases.append(_variant(model, "tiny", "all present", dtypes["float32"]))
+        cases.extend(
+            _variant(model, pattern, pattern, dtypes["float32"]) for pattern in _patterns(parallelism)
         )
-        # Plain tensors alone are not communicated, so a rank then knows its own gradients only.
-        patterns = ["one missing everywhere", "none at all"] if parallelism == "plain" else _PATTERNS
-        for pattern in patterns:
-            cases.append(
-                _case(parallelism, pattern, world_size, mesh, tensors, ["float32"] * len(tensors), pattern)
-            )
     return tuple(cases)
 
 
-def _case(
-    parallelism: str,
-    label: str,
-    world_size: int,
-    mesh: _Mesh,
-    tensors: tuple[Tensor, ...],
-    dtypes: list[str],
-    pattern: str,
-) -> Case:
-    missing = _missing(world_size, len(tensors))[pattern]
-    scale = 1e-7 if label == "tiny" else 1.0
-    described = tuple(
-        Tensor(tensor.shape, tensor.mesh_dims, tensor.placements, dtype, absent, scale)
-        for tensor, dtype, absent in zip(tensors, dtypes, missing, strict=True)
+def _patterns(parallelism: str) -> tuple[str, ...]:
+    # Plain tensors alone are not communicated, so a rank then knows its own gradients only. Of copies that are
+    # Partial, and of shared ones, a gradient is expected on all or none.
+    return _PATTERNS if parallelism not in _ALL_OR_NONE else ("one missing everywhere", "none at all")
+
+
+def _variant(model: Case, label: str, pattern: str, dtypes: tuple[str, ...]) -> Case:
+    held = [
+        [rank for rank in range(model.world_size) if model.holds(tensor, rank)] for tensor in model.tensors
+    ]
+    tensors = tuple(
+        replace(tensor, dtype=dtype, missing_on=missing, scale=1e-7 if label == "tiny" else 1.0)
+        for tensor, dtype, missing in zip(model.tensors, dtypes, _missing(held)[pattern], strict=True)
     )
-    return Case(f"{parallelism}, {label}, {world_size} ranks", parallelism, *mesh, described)
+    return replace(model, name=f"{model.parallelism}, {label}, {model.world_size} ranks", tensors=tensors)

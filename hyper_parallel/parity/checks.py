@@ -37,13 +37,17 @@ def judge(case: Case, ranks: Sequence[Sequence[Outcome]]) -> Verdict:
         found = [outcome.norm for outcome in outcomes]
         norms.append((form, p, found[0]))
         where = f"{case.name}, {form}, p={p:g}"
-        if len(set(found)) > 1:
+        dtypes = [_result_dtype(case, rank) for rank in range(case.world_size)]
+        if any(
+            len({norm for norm, dtype in zip(found, dtypes, strict=True) if dtype == each}) > 1
+            for each in dtypes
+        ):
             failures.append(f"{where}: the ranks disagree on the norm: {found}")
-        dtype = _result_dtype(case)
-        if not _close(found[0], expected, dtype):
-            failures.append(f"{where}: norm {found[0]!r} on rank 0, expected {expected!r}")
-        if dtype == "float32":
-            errors.append(_relative(found[0], expected))
+        for rank, (norm, dtype) in enumerate(zip(found, dtypes, strict=True)):
+            if not _close(norm, expected, dtype):
+                failures.append(f"{where}: norm {norm!r} on rank {rank}, expected {expected!r}")
+            if dtype == "float32":
+                errors.append(_relative(norm, expected))
         failures.extend(f"{where}: {text}" for text in _wrong_gradients(case, expected, outcomes))
     return Verdict(case, tuple(failures), max(errors), tuple(norms))
 
@@ -54,14 +58,15 @@ def compare(verdicts: dict[str, Verdict]) -> tuple[str, ...]:
     (first, reference), *others = verdicts.items()
     for name, verdict in others:
         for (form, p, here), (_, _, there) in zip(reference.norms, verdict.norms, strict=True):
-            if not _close(there, here, _result_dtype(reference.case), 2 * RELATIVE):
+            if not _close(there, here, _result_dtype(reference.case, 0), 2 * RELATIVE):
                 failures.append(f"{reference.case.name}, {form}, p={p:g}: {first} {here!r}, {name} {there!r}")
     return tuple(failures)
 
 
-def _result_dtype(case: Case) -> str:
-    dtypes = {tensor.dtype for tensor in case.tensors}
-    return dtypes.pop() if len(dtypes) == 1 else "float32"
+def _result_dtype(case: Case, rank: int) -> str:
+    """The promoted dtype of the gradients on a rank, float32 without any."""
+    held = {t.dtype for t in case.tensors if case.holds(t, rank) and rank not in t.missing_on}
+    return held.pop() if len(held) == 1 else "float32"
 
 
 def _close(found: float, expected: float, dtype: str, relative: float = RELATIVE) -> bool:
@@ -75,16 +80,15 @@ def _relative(found: float, expected: float) -> float:
 
 
 def _wrong_gradients(case: Case, norm: float, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    wholes = oracle.global_gradients(case)
     for rank, outcome in enumerate(outcomes):
-        for index, (tensor, whole) in enumerate(zip(case.tensors, wholes, strict=True)):
+        for index, tensor in enumerate(case.tensors):
             found = outcome.gradients[index]
-            if (found is None) != (rank in tensor.missing_on):
+            missing = rank in tensor.missing_on or not case.holds(tensor, rank)
+            if (found is None) != missing:
                 yield f"tensor {index} on rank {rank}: a gradient {'vanished' if found is None else 'appeared'}"
-            if found is None or rank in tensor.missing_on:
+            if found is None or missing:
                 continue
-            part = oracle.local_part(whole, oracle.local_indices(case, tensor, rank))
-            expected = oracle.clipped(part, norm, MAX_NORM)
+            expected = oracle.clipped(oracle.local_gradient(case, index, rank), norm, MAX_NORM)
             if found.shape != expected.shape:
                 yield f"tensor {index} on rank {rank}: shape {found.shape}, expected {expected.shape}"
             elif not np.all(np.abs(found - expected) <= oracle.tolerance(expected, tensor.dtype)):

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hyper_parallel.core.placement import Shard, StridedShard
+from hyper_parallel.core.placement import Partial, Replicate, Shard, StridedShard
 from hyper_parallel.parity.cases import Case, Tensor
 
 Array: TypeAlias = NDArray[Any]
@@ -23,15 +23,30 @@ EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 
-def global_gradients(case: Case) -> list[Array]:
-    """The unsharded gradients as float32 arrays whose values each tensor's dtype holds exactly; every other case has zeros."""
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    zeros = rng.choice([0.0, 0.1])
-    gradients = []
-    for tensor in case.tensors:
-        values = rng.standard_normal(tensor.shape) * (rng.random(tensor.shape) >= zeros) * tensor.scale
-        gradients.append(rounded(np.asarray(values), tensor.dtype).astype(np.float32))
-    return gradients
+_REDUCED: dict[str, Any] = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
+_IDENTITY = {"sum": 0.0, "avg": 0.0, "max": -math.inf, "min": math.inf}
+
+
+def gradient_terms(case: Case, index: int, rank: int) -> Array:
+    """The unsharded gradient of a tensor as ``rank`` would hold it; terms of a Partial one differ along its dims.
+
+    float32, with values that the tensor's dtype holds exactly; every other case has zeros.
+    """
+    tensor, here = case.tensors[index], case.coordinate(rank)
+    partial = [
+        here[name]
+        for name, p in zip(tensor.mesh_dims, tensor.placements, strict=True)
+        if isinstance(p, Partial)
+    ]
+    zeros = 0.1 * (zlib.crc32(case.name.encode()) % 2)
+    rng = np.random.default_rng([zlib.crc32(case.name.encode()), index, *partial])
+    values = rng.standard_normal(tensor.shape) * (rng.random(tensor.shape) >= zeros) * tensor.scale
+    return rounded(np.asarray(values), tensor.dtype).astype(np.float32)
+
+
+def local_gradient(case: Case, index: int, rank: int) -> Array:
+    """What ``rank`` holds of the gradient, missing or not."""
+    return local_part(gradient_terms(case, index, rank), local_indices(case, case.tensors[index], rank))
 
 
 def rounded(values: Array, dtype: str) -> Array:
@@ -45,14 +60,13 @@ def rounded(values: Array, dtype: str) -> Array:
 
 def local_indices(case: Case, tensor: Tensor, rank: int) -> tuple[Array, ...]:
     """Per dimension of the tensor, the global indices that ``rank`` holds, for ``np.ix_``."""
-    coordinate = dict(zip(case.mesh_dim_names, np.unravel_index(rank, case.mesh_shape), strict=True))
-    sizes = dict(zip(case.mesh_dim_names, case.mesh_shape, strict=True))
+    coordinate, sizes = case.coordinate(rank), case.sizes()
     held = [np.arange(size) for size in tensor.shape]
     for name, placement in zip(tensor.mesh_dims, tensor.placements, strict=True):
         if isinstance(placement, Shard | StridedShard):
             pieces = placement.split_factor if isinstance(placement, StridedShard) else 1
             blocks = [
-                _chunk(block, sizes[name], int(coordinate[name]))
+                _chunk(block, sizes[name], coordinate[name])
                 for block in (_chunk(held[placement.dim], pieces, piece) for piece in range(pieces))
             ]
             held[placement.dim] = np.concatenate(blocks)
@@ -71,14 +85,44 @@ def local_part(array: Array, indices: tuple[Array, ...]) -> Array:
 
 def total_norm(case: Case, p: float) -> float:
     """The norm of every element that some rank has a gradient of, each counted once."""
-    parts = []
-    for tensor, gradient in zip(case.tensors, global_gradients(case), strict=True):
-        there = np.zeros(tensor.shape, dtype=bool)
-        for rank in set(range(case.world_size)) - tensor.missing_on:
-            indices = local_indices(case, tensor, rank)
-            there[np.ix_(*indices) if indices else ()] = True
-        parts.append(np.abs(gradient[there].astype(np.float64)))
-    return vector_norm(np.concatenate(parts), p)
+    return vector_norm(
+        np.concatenate([np.abs(_elements(case, index)) for index in range(len(case.tensors))]), p
+    )
+
+
+def _elements(case: Case, index: int) -> Array:
+    """The elements of a gradient after reducing Partial terms; copies are the same values, and the last one stays."""
+    tensor, sizes = case.tensors[index], case.sizes()
+    reduce_ops = [p.reduce_op for p in tensor.placements if isinstance(p, Partial)]
+    reduce_op = reduce_ops[0] if reduce_ops else None
+    whole = np.full(tensor.shape, _IDENTITY.get(reduce_op or "", 0.0))
+    there = np.zeros(tensor.shape, dtype=bool)
+    seen = set()
+    for rank in range(case.world_size):
+        if not case.holds(tensor, rank) or rank in tensor.missing_on:
+            continue
+        held = local_indices(case, tensor, rank)
+        where = np.ix_(*held) if held else ()
+        terms = local_gradient(case, index, rank).astype(np.float64)
+        here = case.coordinate(rank)
+        term = tuple(
+            here[name]
+            for name, p in zip(tensor.mesh_dims, tensor.placements, strict=True)
+            if not isinstance(p, Replicate)
+        )
+        if reduce_op is not None and term not in seen:
+            terms = _REDUCED[reduce_op](whole[where], terms)
+        elif reduce_op is not None:
+            terms = whole[where]
+        seen.add(term)
+        whole[where] = terms
+        there[where] = True
+    partial_dims = [
+        name for name, p in zip(tensor.mesh_dims, tensor.placements, strict=True) if isinstance(p, Partial)
+    ]
+    ranks = math.prod(sizes[name] for name in partial_dims)
+    values: Array = (whole / ranks if reduce_op == "avg" else whole)[there]
+    return values
 
 
 def vector_norm(values: Array, p: float) -> float:

@@ -27,7 +27,6 @@ class Kit:
     name = "numpy"
     dtypes: tuple[str, ...] = ("float16", "float32", "float64")
     has_foreach = False
-    expands_views = True  # an expanded tensor shares memory between its elements
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
         """A new tensor of the framework."""
@@ -63,7 +62,7 @@ class Kit:
         return tensor.T
 
     def expanded(self, tensor: Any, shape: tuple[int, ...]) -> Any:
-        """The tensor repeated to ``shape``, as a view where the framework has such views."""
+        """A view of the tensor repeated to ``shape``, whose elements share memory."""
         return np.broadcast_to(tensor, shape)
 
     def graded(self, values: Any, dtype: str = "float32", gradient_dtype: str | None = None) -> Any:
@@ -125,7 +124,6 @@ class MindSporeKit(Kit):
     """MindSpore in PyNative mode on the CPU."""
 
     name = "mindspore"
-    expands_views = False
     dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:

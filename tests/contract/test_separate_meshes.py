@@ -95,3 +95,18 @@ def test_an_error_on_one_rank_leaves_no_rank_waiting(culprit: int) -> None:
         assert isinstance(outcome.error, ValueError) or (rank not in partners and outcome.error is None), (
             f"rank {rank}: {outcome.error!r}"
         )
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("culprit", range(4))
+def test_error_if_nonfinite_leaves_no_rank_waiting(name: str, culprit: int) -> None:
+    models = [model(rank) for rank in range(4)]
+    models[culprit][name].grad.reshape(-1)[0] = math.nan
+    outcomes = World(4, GROUPS).run(
+        lambda rank: hyper_parallel.clip_grad_norm_(models[rank], 1.0, error_if_nonfinite=True)
+    )
+    assert f"{name} (ranks [{culprit}])" in str(outcomes[culprit].error)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error is None or isinstance(outcome.error, RuntimeError), (
+            f"rank {rank}: {outcome.error!r}"
+        )

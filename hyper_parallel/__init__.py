@@ -3,7 +3,13 @@
 Importing this package imports neither framework; the first call selects one (see ``get_platform``).
 """
 
-from hyper_parallel.clip_grad import clip_grad_norm_, clip_grads, clip_grads_with_norm_, get_total_norm
+from hyper_parallel.clip_grad import (
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 from hyper_parallel.core.layout import Area, Layout
 from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.norm import NormKind
@@ -32,6 +38,7 @@ __all__ = [
     "StridedShard",
     "attach_layout",
     "clip_grad_norm_",
+    "clip_grad_value_",
     "clip_grads",
     "clip_grads_with_norm_",
     "distribute_tensor",

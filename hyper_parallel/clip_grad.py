@@ -105,6 +105,37 @@ def clip_grads_with_norm_(
     _clip(prepare(parameters, grads), max_norm, total_norm, foreach)
 
 
+def clip_grad_value_(
+    parameters: Any,
+    clip_value: float,
+    foreach: bool | None = None,
+    *,
+    grads: Iterable[Tensor | None] | None = None,
+) -> None:
+    """Clamp each gradient element in place to between ``-clip_value`` and ``clip_value``; nothing is communicated.
+
+    Raises:
+        ValueError: ``clip_value`` is negative or NaN, or a gradient is Partial: its elements are not known before
+            the terms on all ranks are reduced.
+        TypeError: ``parameters`` holds something other than tensors.
+        RuntimeError: ``foreach=True`` without foreach kernels.
+    """
+    clip_value = float(clip_value)
+    if not clip_value >= 0:
+        raise ValueError(f"clip_value must be at least 0, got {clip_value}")
+    prepared = prepare(parameters, grads)
+    for part in prepared.plan.parts:
+        for meta in part.tensors:
+            if meta.layout is not None and meta.layout.partial_dims:
+                raise ValueError(
+                    f"{meta.name} is {meta.layout.placements}: reduce a Partial gradient before "
+                    "clipping its values"
+                )
+    present = [gradient for gradient in prepared.gradients if gradient is not None]
+    if present:
+        prepared.platform.clamp_(present, clip_value, foreach)
+
+
 def clip_grads(
     grads: Iterable[Tensor | None],
     max_norm: float,

@@ -50,6 +50,7 @@ class _State:
 
     Statistics have the sign and the weight they travel with; ``partial`` is the share of the Partial tensors, and
     ``present`` are those of them that have a gradient somewhere. ``stale``: some rank must ask who shares its keys.
+    ``finished``: the part has failed, and its ranks know.
     """
 
     statistic: Scalar | float
@@ -57,6 +58,7 @@ class _State:
     stale: bool
     partial: Scalar | None = None
     present: frozenset[int] = frozenset()
+    finished: bool = False
 
 
 # How many stages share each key, by the ranks that asked and the keys this rank declared.
@@ -108,6 +110,8 @@ def _contribution(part: Part, request: Request, state: _State) -> _State:
     failure = state.failure or Failure.of(request.platform.rank(), tuple(map(ValueError, part.errors)))
     if part.reductions and part.copy_steps:
         failure = _announce(part, request, replace(state, failure=failure))
+        # A rank without Partial tensors took this exchange for the one that finishes the part.
+        state = replace(state, finished=failure is not None and part.steps == part.copy_steps)
     if failure is not None:
         return replace(state, failure=failure)
     try:
@@ -171,7 +175,7 @@ def _combined(request: Request, statistics: Sequence[Scalar]) -> Scalar | float:
 
 def _finish(part: Part, request: Request, state: _State) -> _State:
     """The statistic of a part over all its ranks."""
-    if not part.steps:
+    if not part.steps or state.finished:
         return replace(state, statistic=request.platform.pack([state.statistic], request.anchor)[0])
     buffer, state, header = _exchange(part, request, state)
     if request.kind.reduce_op == "max":

@@ -126,6 +126,8 @@ def _sum_of_squares(arrays: Sequence[Array]) -> float:
 
 def _squares(block: Array) -> float:
     flat = block.reshape(-1)  # a copy only of a view with gaps
+    if flat.size < _GROUP:
+        return float(np.dot(flat, flat))
     number = flat.size // _GROUP * _GROUP
     groups, rest = flat[:number].reshape(-1, 1, _GROUP), flat[number:]
     sums = np.matmul(groups, groups.reshape(-1, _GROUP, 1))

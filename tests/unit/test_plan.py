@@ -136,6 +136,21 @@ def test_rings_of_pairs_cannot_deadlock() -> None:
     assert_no_deadlock(plans(build, range(5)))
 
 
+def test_slices_of_two_roots_are_not_taken_for_slices_of_one() -> None:
+    """Rank 0 could take both of its meshes for slices of ROOT; rank 2 could not."""
+    other = Mesh((2, 2), (0, 1, 2, 5), ("x", "y"))
+
+    def build(rank: int) -> list[TensorMeta]:
+        found = [meta("a", sliced(ROOT, rank, "dp"), Shard(0))]
+        return [*found, meta("b", sliced(other, rank, "y"), Shard(0))] if rank in other.ranks else found
+
+    found = plans(build, range(8))
+    assert {rank: len(plan.parts) for rank, plan in found.items() if rank in other.ranks} == dict.fromkeys(
+        other.ranks, 2
+    )
+    assert_no_deadlock(found)
+
+
 def test_equal_ranks_in_different_meshes_share_a_part() -> None:
     def build(rank: int) -> list[TensorMeta]:
         tp = (rank // 2 * 2, rank // 2 * 2 + 1)

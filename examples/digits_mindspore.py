@@ -9,11 +9,11 @@ only; hence an all-reduce that is then cut, and parts that are padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import prod
 
 import mindspore
-from digits_data import LAYER_SIZES, MESH_DIM_NAMES, Images, Settings, initial_weights
+from digits_data import MESH_DIM_NAMES, Images, Settings, initial_weights
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 import hyper_parallel
@@ -102,9 +102,10 @@ def _rows(layout: Layout, rank: int) -> slice:
 
 
 def _model(seed: int) -> nn.SequentialCell:
-    linears = [
-        nn.Dense(*reversed(weight.shape), weight_init=Tensor(weight), bias_init=Tensor(bias))
-        for weight, bias in initial_weights(seed)
-    ]
-    activations = [nn.Tanh() for _ in LAYER_SIZES[1:]]
-    return nn.SequentialCell(list(chain.from_iterable(zip(linears, activations, strict=True)))[:-1])
+    model = nn.SequentialCell()
+    for weight, bias in initial_weights(seed):
+        if len(model):
+            model.append(nn.Tanh())
+        outputs, inputs = weight.shape
+        model.append(nn.Dense(inputs, outputs, weight_init=Tensor(weight), bias_init=Tensor(bias)))
+    return model

@@ -96,8 +96,8 @@ def print_heading(console: Console, settings: Settings, digits: Digits) -> None:
 
 def print_summary(console: Console, runs: Sequence[Run], reference: Run) -> None:
     """The backends side by side, and each against the reference."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "last loss", "norm (max)", "clipped", "accuracy", "norms off by", "time"):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("", "last loss", "peak norm", "clipped", "accuracy", "norms off", "seconds"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for run in (*runs, reference):
         table.add_row(
@@ -107,9 +107,9 @@ def print_summary(console: Console, runs: Sequence[Run], reference: Run) -> None
             f"{run.clipped():.0%}",
             f"{run.accuracies[-1]:.1%}",
             "" if run is reference else f"{run.differences(reference).max():.1e}",
-            f"{run.seconds:.1f} s",
+            f"{run.seconds:.1f}",
         )
     console.print(table)
-    note = f"norms off by: the largest relative difference from {reference.name}, one process without the library"
+    note = f"norms off: largest relative difference from {reference.name}, which is one process, no library"
     console.print(f"[dim]{note}", highlight=False)
     console.print()

@@ -42,7 +42,8 @@ class Run:
         """How far the norms of both lie apart in each step, relative to the larger one."""
         mine, theirs = np.array(self.norms), np.array(other.norms)
         with np.errstate(invalid="ignore"):
-            return np.abs(mine - theirs) / np.maximum(mine, theirs)
+            difference: npt.NDArray[np.float64] = np.abs(mine - theirs) / np.maximum(mine, theirs)
+        return difference
 
 
 Watcher: TypeAlias = Callable[[Run], None]

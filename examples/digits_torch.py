@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import torch
-from digits_data import LAYER_SIZES, MESH_DIM_NAMES, Images, Settings, initial_weights
+from digits_data import MESH_DIM_NAMES, Images, Settings, initial_weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -51,12 +49,14 @@ class TorchTrainer:
 
 
 def _model(seed: int) -> nn.Sequential:
-    linears = []
+    model = nn.Sequential()
     for weight, bias in initial_weights(seed):
-        linear = nn.Linear(*reversed(weight.shape))
+        if model:
+            model.append(nn.Tanh())
+        outputs, inputs = weight.shape
+        linear = nn.Linear(inputs, outputs)
         with torch.no_grad():
             linear.weight.copy_(torch.from_numpy(weight))
             linear.bias.copy_(torch.from_numpy(bias))
-        linears.append(linear)
-    activations = (nn.Tanh() for _ in LAYER_SIZES[1:])
-    return nn.Sequential(*chain.from_iterable(zip(linears, activations, strict=True)))[:-1]
+        model.append(linear)
+    return model

@@ -187,9 +187,14 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
 
 
 def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _State, Sequence[float] | None]:
-    """Reduce the packed buffer, and check it where the host reads it."""
+    """Reduce the packed buffer, and check it where the host reads it.
+
+    Where reading makes the host wait for the device, it does so only if a gradient may be missing on some copies,
+    and for pipeline stages, which cannot tell whether it may be on another: all ranks must take the same turn.
+    """
     buffer = _all_reduce(request, part.steps, _packed(part, part.digest, request, state))
-    header = request.platform.read(buffer, False)
+    undecided = part.steps != part.copy_steps or (part.copies and request.kind.reduce_op == "sum")
+    header = request.platform.read(buffer, bool(undecided))
     if header is not None:
         failure = _found(part, part.steps, request, header, state.failure)
         state = replace(state, failure=failure, stale=header[_STALE] > 0)

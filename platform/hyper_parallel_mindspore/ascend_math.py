@@ -14,6 +14,7 @@ import mindspore
 from mindspore import Tensor, mint
 
 from hyper_parallel.core.norm import NormKind
+from hyper_parallel_mindspore.gradients import check_strides, check_tensor
 from hyper_parallel_mindspore.tensor_math import MindSporeMath, check_foreach, digest, in_kind, whole
 
 _BLOCK = 4096
@@ -26,6 +27,10 @@ class AscendMath(MindSporeMath):
 
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
         check_foreach(foreach)
+        for tensor in tensors:
+            check_tensor(tensor)
+            if not tensor.is_contiguous():
+                check_strides(tensor)
         found = [_statistic(chunk, kind.p) for tensor in tensors for chunk in _chunks(tensor)]
         if not found:
             return Tensor(kind.identity, mindspore.float32)
@@ -60,9 +65,7 @@ class AscendMath(MindSporeMath):
 
     def scale_(self, tensors: Sequence[Tensor], coefficient: Tensor, foreach: bool | None) -> None:
         check_foreach(foreach)
-        for tensor in {
-            (tensor.data_ptr(), tensor.shape, tensor.stride()): tensor for tensor in tensors
-        }.values():
+        for tensor in {_place(tensor): tensor for tensor in tensors}.values():
             if tensor.dtype == mindspore.float32:
                 tensor.mul_(coefficient)
             else:
@@ -101,6 +104,11 @@ class AscendMath(MindSporeMath):
             return 0
         finite = mint.isfinite(tensor.astype(mindspore.float32)).astype(mindspore.float32)
         return int(tensor.size - mint.sum(finite).asnumpy())
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements."""
+    return tensor.data_ptr(), tensor.size, () if tensor.is_contiguous() else tuple(tensor.stride())
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:

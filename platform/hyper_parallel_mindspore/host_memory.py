@@ -18,6 +18,7 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
+from hyper_parallel_mindspore.gradients import check_strides, check_tensor
 from hyper_parallel_mindspore.numbers64 import Numbers
 
 Array = NDArray[Any]
@@ -64,12 +65,7 @@ def memory(tensor: Any) -> Array:
     """
     if isinstance(tensor, Numbers):
         return np.asarray(tensor)
-    if not isinstance(tensor, Tensor):
-        kind = type(tensor)
-        raise TypeError(
-            f"a gradient is a {kind.__module__}.{kind.__qualname__}, but the platform is mindspore, "
-            "which expects mindspore.Tensor"
-        )
+    check_tensor(tensor)
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"a gradient has dtype {tensor.dtype}; supported are {', '.join(map(str, _DTYPES))}")
@@ -79,13 +75,9 @@ def memory(tensor: Any) -> Array:
         return np.empty(0, dtype)
     if tensor.is_contiguous():
         return np.asarray(_Memory(tensor, tensor.data_ptr(), (size,), dtype))
+    check_strides(tensor)
     # not Tensor.strides: that is computed from the shape, whatever the view
     strides = tuple(stride * dtype.itemsize for stride in tensor.stride())
-    if any(stride == 0 and length > 1 for length, stride in zip(shape, strides, strict=True)):
-        raise ValueError(
-            f"a gradient of shape {shape} is expanded (strides {tuple(tensor.stride())}): its elements "
-            "share memory and cannot be scaled in place; pass gradient.contiguous()"
-        )
     array = np.asarray(_Memory(tensor, tensor.data_ptr(), shape, dtype, strides))
     array = array.transpose(sorted(range(array.ndim), key=lambda dim: -strides[dim]))
     return array.reshape(-1) if array.flags.c_contiguous else array

@@ -30,6 +30,8 @@ def on_ranks(pools: Pools) -> Callable[..., list[Any]]:
     """Run a function of ``ranks`` on a number of real ranks; one result per rank."""
 
     def run(world_size: int, name: str, *args: object) -> list[Any]:
-        return pools.get("mindspore", world_size).run(f"tests.mindspore_backend.ranks:{name}", *args, timeout=90)
+        return pools.get("mindspore", world_size).run(
+            f"tests.mindspore_backend.ranks:{name}", *args, timeout=90
+        )
 
     return run

@@ -47,7 +47,9 @@ class Case:
         for name, dim in zip(spec.mesh_dims or self.names, spec.cuts, strict=True):
             if dim is not None:
                 chunk = -(-part.shape[dim] // size_of[name])
-                part = np.moveaxis(np.moveaxis(part, dim, 0)[here[name] * chunk : (here[name] + 1) * chunk], 0, dim)
+                part = np.moveaxis(
+                    np.moveaxis(part, dim, 0)[here[name] * chunk : (here[name] + 1) * chunk], 0, dim
+                )
         return part
 
     def counted(self) -> list[np.ndarray]:
@@ -55,7 +57,11 @@ class Case:
         found = []
         for spec in self.specs:
             numbered = Spec(np.arange(spec.values.size).reshape(spec.values.shape), spec.cuts, spec.mesh_dims)
-            held = [self.local(numbered, r).reshape(-1) for r in range(self.world_size) if r not in spec.missing_on]
+            held = [
+                self.local(numbered, r).reshape(-1)
+                for r in range(self.world_size)
+                if r not in spec.missing_on
+            ]
             indices = np.unique(np.concatenate(held)) if held else []
             found.append(rounded(spec.values, spec.dtype).reshape(-1)[np.asarray(indices, int)])
         return found
@@ -98,4 +104,6 @@ def assert_clipped(actual: Sequence[Any], case: Case, rank: int, total: float, m
         if found is not None:
             expected = clipped(case.local(spec, rank), spec.dtype, total, max_norm)
             assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, rtol=ULP[spec.dtype], atol=1e-45, err_msg=f"rank {rank}")
+            np.testing.assert_allclose(
+                found, expected, rtol=ULP[spec.dtype], atol=1e-45, err_msg=f"rank {rank}"
+            )

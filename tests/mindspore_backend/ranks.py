@@ -30,7 +30,11 @@ def tensor(values: Any, dtype: str = "float32") -> Tensor:
 def array(held: Tensor | None) -> np.ndarray | None:
     if held is None:
         return None
-    return (held if held.dtype == mindspore.float64 else held.astype(mindspore.float32)).asnumpy().astype(np.float64)
+    return (
+        (held if held.dtype == mindspore.float64 else held.astype(mindspore.float32))
+        .asnumpy()
+        .astype(np.float64)
+    )
 
 
 @contextmanager
@@ -118,7 +122,9 @@ def _clip(
         results, norm = hyper_parallel.clip_grads(gradients, max_norm, p, params=parameters)
         return norm, results
     if form == "grads":
-        return hyper_parallel.clip_grad_norm_(Model(parameters), max_norm, p, grads=tuple(gradients)), gradients
+        return hyper_parallel.clip_grad_norm_(
+            Model(parameters), max_norm, p, grads=tuple(gradients)
+        ), gradients
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     return hyper_parallel.clip_grad_norm_(iter(parameters), max_norm, p), gradients
@@ -238,10 +244,29 @@ def replicas_and_slices(p: float) -> float:
         hyper_parallel.attach_layout(Parameter(tensor(np.ones(2))), experts, [Shard(0)], (8,)),
     ]
     dp, tp = divmod(rank(), 2)
-    values = (np.arange(4.0)[2 * dp : 2 * dp + 2], np.array([5.0 + tp]), np.arange(8.0)[2 * rank() : 2 * rank() + 2])
+    values = (
+        np.arange(4.0)[2 * dp : 2 * dp + 2],
+        np.array([5.0 + tp]),
+        np.arange(8.0)[2 * rank() : 2 * rank() + 2],
+    )
     for parameter, value in zip(parameters, values, strict=True):
         parameter.main_grad = tensor(value)
     return float(array(hyper_parallel.clip_grad_norm_(parameters, math.inf, p)))
+
+
+def partial_gradients(reduce_op: str, p: float) -> tuple[float, list[float]]:
+    """A Partial gradient, [1, -3] on rank 0 and [2, 1] on rank 1, and one that is there on rank 0 only."""
+    mesh = hyper_parallel.init_device_mesh("cpu", (2,))
+    parameters = [
+        hyper_parallel.attach_layout(Parameter(tensor([0.0, 0.0])), mesh, [Partial(reduce_op)])
+        for _ in range(2)
+    ]
+    terms = ([1.0, -3.0], [2.0, 1.0])
+    parameters[0].grad = tensor(terms[rank()])
+    if rank() == 0:
+        parameters[1].grad = tensor([4.0, -5.0])
+    norm = hyper_parallel.clip_grad_norm_(parameters, 1.0, p)
+    return float(array(norm)), array(parameters[0].grad).tolist()
 
 
 def data_parallel_training(steps: int, max_norm: float) -> tuple[list[float], list[float]]:

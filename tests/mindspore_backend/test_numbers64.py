@@ -13,7 +13,21 @@ import pytest
 from hyper_parallel_mindspore.numbers64 import MAX_ADDENDS, Numbers, as_numbers, decode, encode
 
 SMALLEST, LARGEST = 5e-324, np.finfo(np.float64).max
-VALUES = [0.0, -0.0, 1.0, 2.0**24, 2.0**53 - 1, 1 / 3, 1e40, 1e-50, 1e300, 1e-300, 2.0**-1022, SMALLEST, LARGEST]
+VALUES = [
+    0.0,
+    -0.0,
+    1.0,
+    2.0**24,
+    2.0**53 - 1,
+    1 / 3,
+    1e40,
+    1e-50,
+    1e300,
+    1e-300,
+    2.0**-1022,
+    SMALLEST,
+    LARGEST,
+]
 
 
 def over_ranks(rows: list[list[float]], reduce_op: str) -> list[float]:
@@ -57,7 +71,9 @@ def test_as_many_ranks_as_are_promised_do_not_overflow() -> None:
     largest = encode(as_numbers([2.0**53 - 1, 1 / 3, LARGEST / 4096]), "sum")
     assert (largest.astype(object) * MAX_ADDENDS < 2**63).all()
     found = decode(largest * MAX_ADDENDS, "sum").tolist()
-    np.testing.assert_allclose(found, [(2.0**53 - 1) * MAX_ADDENDS, MAX_ADDENDS / 3, LARGEST / 4096 * MAX_ADDENDS], 1e-15)
+    np.testing.assert_allclose(
+        found, [(2.0**53 - 1) * MAX_ADDENDS, MAX_ADDENDS / 3, LARGEST / 4096 * MAX_ADDENDS], 1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +125,15 @@ def test_numbers_calculate_without_warnings() -> None:
 
 def test_what_comes_of_numbers_are_numbers() -> None:
     buffer = as_numbers([4.0, 9.0])
-    for value in (buffer[0], buffer[0] + 1, 1 - buffer[0], buffer[0] * buffer[1], buffer[0] > 3, -buffer[0], buffer[:1]):
+    for value in (
+        buffer[0],
+        buffer[0] + 1,
+        1 - buffer[0],
+        buffer[0] * buffer[1],
+        buffer[0] > 3,
+        -buffer[0],
+        buffer[:1],
+    ):
         assert isinstance(value, Numbers)
     assert bool(buffer[0] < buffer[1])
     assert float(buffer[1]) == 9.0

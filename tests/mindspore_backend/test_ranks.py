@@ -96,7 +96,9 @@ def test_missing_gradients(on_ranks: OnRanks, missing: tuple[int, ...], form: st
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rank_without_any_gradient(on_ranks: OnRanks, form: str) -> None:
-    case = Case((2,), ("dp",), (Spec(random(6), (0,), missing_on=(1,)), Spec(random(2), (None,), missing_on=(1,))))
+    case = Case(
+        (2,), ("dp",), (Spec(random(6), (0,), missing_on=(1,)), Spec(random(2), (None,), missing_on=(1,)))
+    )
     check(case, on_ranks(2, "clip", case, 2.0, MAX_NORM, form), 2.0, form)
 
 
@@ -149,6 +151,20 @@ def test_infinity_on_one_rank(on_ranks: OnRanks, p: float) -> None:
 def test_max_norm_inf_leaves_the_gradients_alone(on_ranks: OnRanks, p: float) -> None:
     case = sharded(2)
     check(case, on_ranks(2, "clip", case, p, math.inf, "grads"), p, "grads", math.inf)
+
+
+@pytest.mark.parametrize("p", [2.0, 0.0, math.inf, -math.inf])
+@pytest.mark.parametrize("reduce_op", ["sum", "avg", "max", "min"])
+def test_partial_gradients_are_reduced_first(on_ranks: OnRanks, reduce_op: str, p: float) -> None:
+    """A missing term is the identity of the operation; what is scaled are the terms themselves."""
+    terms = ([1.0, -3.0], [2.0, 1.0])
+    both = {"sum": [3.0, -2.0], "avg": [1.5, -1.0], "max": [2.0, 1.0], "min": [1.0, -3.0]}[reduce_op]
+    alone = [2.0, -2.5] if reduce_op == "avg" else [4.0, -5.0]
+    expected = norm([np.array(both), np.array(alone)], p)
+    for rank, (found, gradient) in enumerate(on_ranks(2, "partial_gradients", reduce_op, p)):
+        assert found == pytest.approx(expected, rel=1e-6)
+        scaled = np.array(terms[rank]) * min(1.0, 1.0 / (expected + 1e-6))
+        np.testing.assert_allclose(gradient, scaled, rtol=1e-6)
 
 
 def test_slices_of_two_meshes_in_one_call(on_ranks: OnRanks) -> None:
@@ -216,7 +232,11 @@ def test_all_reduce_sums_exactly_and_alike(on_ranks: OnRanks) -> None:
 
 
 def test_all_reduce_finds_the_largest(on_ranks: OnRanks) -> None:
-    values = [[1.5, -2.0, -math.inf, -1e-310, 0.0], [1.25, -3.0, -1e300, -2e-310, -0.0], [0.0, -4.0, -1e301, -1.0, 0.0]]
+    values = [
+        [1.5, -2.0, -math.inf, -1e-310, 0.0],
+        [1.25, -3.0, -1e300, -2e-310, -0.0],
+        [0.0, -4.0, -1e301, -1.0, 0.0],
+    ]
     for found in on_ranks(3, "reduced", values, "max", (0, 1, 2)):
         assert np.frombuffer(found).tolist() == [1.5, -2.0, -1e300, -1e-310, 0.0]
 

@@ -1,10 +1,7 @@
 """Runs a ReductionPlan through a Platform: local statistics, one packed all-reduce, the checks, the root.
 
-The buffer has the same length whatever the plan, ``[statistic, nan, error, stale, digests...]``, so that ranks whose
-plans disagree still meet in it, and every rank learns of a failure on any other and raises with it.
-
-A digest travels as bits beside their complements: if ranks differ in a bit, both it and its complement come back
-above zero, under SUM as well as under MAX.
+The buffer has the same length whatever the plan (see ``wire``), so that ranks whose plans disagree still meet in it,
+and every rank learns of a failure on any other and raises with it.
 """
 
 from __future__ import annotations
@@ -13,18 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from math import prod
 
+from hyper_parallel import wire
 from hyper_parallel.core.norm import NormKind
-from hyper_parallel.core.plan import DIGEST_BITS, Part, ReductionPlan, Term, digest_bits
+from hyper_parallel.core.plan import Part, ReductionPlan, Term, digest_bits
 from hyper_parallel.core.union import Ranks
 from hyper_parallel.failures import Failure, difference, gather, merged
 from hyper_parallel.interface import Buffer, Platform, Scalar, Tensor
 from hyper_parallel.partials import combine, reduce_partials
-
-_NAN, _ERROR, _STALE, _PLAN = 1, 2, 3, 4
-_PRESENCE = _PLAN + 2 * DIGEST_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +174,8 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
         return replace(state, statistic=request.platform.pack([state.statistic], request.anchor)[0])
     buffer, state, header = _exchange(part, request, state)
     if request.kind.reduce_op == "max":
-        return replace(state, statistic=request.platform.where(buffer[_NAN] > 0, math.nan, buffer[0]))
-    if header is not None and state.failure is None and _disagree(header, _PRESENCE):
+        return replace(state, statistic=request.platform.where(buffer[wire.NAN] > 0, math.nan, buffer[0]))
+    if header is not None and state.failure is None and wire.disagree(header, wire.PRESENCE):
         buffer, state, _ = _exchange(part, request, _settled(part, request, state))
         return replace(state, statistic=buffer[0])
     return replace(state, statistic=buffer[0] / part.divisor)
@@ -197,7 +192,7 @@ def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _Sta
     header = request.platform.read(buffer, bool(undecided))
     if header is not None:
         failure = _found(part, part.steps, request, header, state.failure)
-        state = replace(state, failure=failure, stale=header[_STALE] > 0)
+        state = replace(state, failure=failure, stale=header[wire.STALE] > 0)
     elif request.first_use or state.failure is not None:
         _check_alone(request.platform.read(buffer, True) or (), state.failure)
     return buffer, state, header
@@ -252,24 +247,8 @@ def _packed(part: Part, digest: int, request: Request, state: _State) -> Buffer:
         if not _is_present(request, state, index)
     )
     nan = state.statistic != state.statistic if request.kind.reduce_op == "max" else 0.0
-    header = (
-        float(state.failure is not None),
-        float(state.stale),
-        *_bits(digest),
-        *_bits(digest_bits(missing)),
-    )
+    header = wire.header(state.failure is not None, state.stale, digest, digest_bits(missing))
     return request.platform.pack([state.statistic, nan, *header], request.anchor)
-
-
-@lru_cache(maxsize=256)
-def _bits(digest: int) -> tuple[float, ...]:
-    bits = [float(digest >> position & 1) for position in range(DIGEST_BITS)]
-    return (*bits, *(1 - bit for bit in bits))
-
-
-def _disagree(header: Sequence[float], start: int) -> bool:
-    bits = header[start : start + DIGEST_BITS]
-    return any(a > 0 and b > 0 for a, b in zip(bits, header[start + DIGEST_BITS :], strict=False))
 
 
 def _all_reduce(request: Request, steps: Sequence[Ranks], buffer: Buffer) -> Buffer:
@@ -282,9 +261,9 @@ def _found(
     part: Part, steps: Sequence[Ranks], request: Request, header: Sequence[float], failure: Failure | None
 ) -> Failure | None:
     """What any rank reported in the buffer, the same on every rank."""
-    if header[_ERROR] > 0:
+    if header[wire.ERROR] > 0:
         return merged(gather(request.platform, steps, failure.reports if failure else ()), failure)
-    if _disagree(header, _PLAN):
+    if wire.disagree(header, wire.PLAN):
         return difference(gather(request.platform, steps, [str(meta) for meta in part.tensors]))
     return None
 
@@ -293,9 +272,9 @@ def _check_alone(header: Sequence[float], failure: Failure | None) -> None:
     """Raise without a gather: where reading makes the host wait, the ranks need not read in the same call."""
     if failure is not None:
         raise failure.exception()
-    if header[_ERROR] > 0:
+    if header[wire.ERROR] > 0:
         raise RuntimeError("another rank could not compute its part of the norm and raised the reason")
-    if _disagree(header, _PLAN):
+    if wire.disagree(header, wire.PLAN):
         raise RuntimeError("the ranks clip different tensors: the names, shapes or placements differ")
 
 

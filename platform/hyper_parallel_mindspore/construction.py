@@ -8,6 +8,7 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor
+from mindspore.communication import get_process_group_ranks
 
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.mesh import Mesh
@@ -71,11 +72,17 @@ class MindSporeConstruction:
     def is_dtensor(self, value: Any) -> bool:
         return isinstance(value, DTensor)
 
+    def mesh(self, mesh: DeviceMesh | Mesh | str) -> Mesh:
+        """The core's mesh of a device mesh or of the name of a communication group, after noting its slices."""
+        if isinstance(mesh, str):
+            ranks = tuple(sorted(get_process_group_ranks(mesh)))
+            core = Mesh((len(ranks),), ranks)
+        else:
+            core = mesh.core if isinstance(mesh, DeviceMesh) else mesh
+        self.process_groups.note(core)
+        return core
+
     def layout(
-        self, mesh: DeviceMesh | Mesh, placements: Sequence[Placement], global_shape: tuple[int, ...]
+        self, mesh: DeviceMesh | Mesh | str, placements: Sequence[Placement], global_shape: tuple[int, ...]
     ) -> Layout:
-        layout = Layout(
-            mesh.core if isinstance(mesh, DeviceMesh) else mesh, tuple(placements), tuple(global_shape)
-        )
-        self.process_groups.note(layout.mesh)
-        return layout
+        return Layout(self.mesh(mesh), tuple(placements), tuple(global_shape))

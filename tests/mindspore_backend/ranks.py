@@ -269,6 +269,19 @@ def partial_gradients(reduce_op: str, p: float) -> tuple[float, list[float]]:
     return float(array(norm)), array(parameters[0].grad).tolist()
 
 
+def pipeline(p: float, by: str) -> float:
+    """Two stages of two ranks; stage s holds [3 + s] as a copy on dp and a shard [10 s + dp] of two."""
+    mesh = hyper_parallel.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage, dp = divmod(rank(), 2)
+    parameters = [
+        hyper_parallel.attach_layout(Parameter(tensor([1.0])), mesh["dp"], [Replicate()]),
+        hyper_parallel.attach_layout(Parameter(tensor([1.0])), mesh["dp"], [Shard(0)], (2,)),
+    ]
+    parameters[0].grad, parameters[1].grad = tensor([3.0 + stage]), tensor([10.0 * stage + dp])
+    pp_mesh = mesh["pp"] if by == "mesh" else mesh.get_group("pp")
+    return float(array(hyper_parallel.clip_grad_norm_(parameters, math.inf, p, pp_mesh=pp_mesh)))
+
+
 def data_parallel_training(steps: int, max_norm: float) -> tuple[list[float], list[float]]:
     """A dense layer trained on this rank's half of the data, with replicated parameters; norms and weights."""
     world = mint.distributed.get_world_size()

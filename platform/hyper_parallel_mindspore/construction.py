@@ -79,6 +79,8 @@ class MindSporeConstruction:
             core = Mesh((len(ranks),), ranks)
         else:
             core = mesh.core if isinstance(mesh, DeviceMesh) else mesh
+        if not isinstance(core, Mesh):
+            raise TypeError(f"expected a DeviceMesh, a Mesh or the name of a group, got {mesh!r}")
         self.process_groups.note(core)
         return core
 

@@ -67,6 +67,8 @@ class ProcessGroups:
 
     def note(self, mesh: Mesh) -> None:
         """Note all slices of a mesh and of its root that this rank is in."""
+        if not mint.distributed.is_initialized():  # nor is this rank's number known
+            return
         for whole in (mesh, mesh.root or mesh):
             if whole in self._meshes or whole.coordinate(here := rank()) is None:
                 continue

@@ -12,7 +12,7 @@ from mindspore import Tensor
 from hyper_parallel import NormKind
 from hyper_parallel_mindspore.ascend_math import AscendMath
 from tests.mindspore_backend.oracle import norm, rounded
-from tests.mindspore_backend.ranks import array, tensor
+from tests.mindspore_backend.tensors import array, tensor
 
 ORDERS = (2.0, 1.0, 3.0, 0.5, 0.0, -1.0, math.inf, -math.inf)
 DTYPES = ("float32", "bfloat16", "float16")

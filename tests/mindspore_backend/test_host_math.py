@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 from hyper_parallel import NormKind
 from hyper_parallel_mindspore.host_math import HostMath
 from tests.mindspore_backend.oracle import clipped, norm, rounded
-from tests.mindspore_backend.ranks import array, tensor
+from tests.mindspore_backend.tensors import array, tensor
 
 ORDERS = (2.0, 1.0, 3.0, 0.5, 0.0, -1.0, -2.5, math.inf, -math.inf)
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -18,7 +18,7 @@ from hyper_parallel import DTensor, Layout, Mesh, Partial, Replicate, Shard
 from hyper_parallel.interface import LAYOUT_ATTRIBUTE
 from hyper_parallel.platforms import get_platform
 from tests.mindspore_backend.oracle import norm
-from tests.mindspore_backend.ranks import array, tensor
+from tests.mindspore_backend.tensors import array, tensor
 
 ORDERS = (2.0, 1.0, 3.0, 0.5, 0.0, -1.0, math.inf, -math.inf)
 
@@ -224,6 +224,8 @@ def test_what_a_dtensor_refuses() -> None:
         hyper_parallel.distribute_tensor(tensor([1.0, 2.0]), mesh, [Partial()])
     with pytest.raises(TypeError, match="layout of its own"):
         hyper_parallel.attach_layout(dtensor(), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match="DeviceMesh"):
+        hyper_parallel.attach_layout(tensor([1.0]), (1,), [Shard(0)])
     with pytest.raises(TypeError):
         DTensor()
 

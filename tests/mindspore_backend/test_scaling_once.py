@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor
 from hyper_parallel import NormKind
 from hyper_parallel_mindspore.host_math import HostMath
 from tests.mindspore_backend.oracle import norm
-from tests.mindspore_backend.ranks import array, tensor
+from tests.mindspore_backend.tensors import array, tensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MATH = HostMath()

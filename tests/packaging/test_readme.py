@@ -1,0 +1,77 @@
+"""The first examples of the README, as a reader would run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sys.executable).parent
+WORLD_SIZE = 2
+
+
+def example(framework: str) -> str:
+    """The code block that imports the framework."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (block,) = [
+        block
+        for block in blocks
+        if block.startswith(f"import {framework} as") or f"import {framework}\n" in block
+    ]
+    return block
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = os.pathsep.join([str(SCRIPTS), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    logs = "".join(log.read_text() for log in sorted(folder.glob("logs/*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return done.stdout + logs
+
+
+def norms(output: str) -> dict[int, str]:
+    return {int(rank): norm for rank, norm in re.findall(r"rank (\d): norm before clipping (\S+)", output)}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "framework", os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
+)
+def test_first_example_runs_on_two_ranks(framework: str, tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(example(framework))
+    launchers = {
+        "torch": ["torchrun", "--nproc-per-node", "2", "--master-port", free_port()],
+        "mindspore": [
+            "msrun",
+            "--worker_num",
+            "2",
+            "--local_worker_num",
+            "2",
+            "--join",
+            "True",
+            "--log_dir",
+            "logs",
+            "--master_port",
+            free_port(),
+        ],
+    }
+    command = [str(SCRIPTS / launchers[framework][0]), *launchers[framework][1:], str(script)]
+    found = norms(run(command, tmp_path))
+    assert sorted(found) == list(range(WORLD_SIZE))
+    assert len(set(found.values())) == 1

@@ -44,7 +44,7 @@ def judge(case: Case, ranks: Sequence[Sequence[Outcome]]) -> Verdict:
         ):
             failures.append(f"{where}: the ranks disagree on the norm: {found}")
         for rank, (norm, dtype) in enumerate(zip(found, dtypes, strict=True)):
-            if not _close(norm, expected, dtype):
+            if not _close(case, norm, expected, dtype):
                 failures.append(f"{where}: norm {norm!r} on rank {rank}, expected {expected!r}")
             if dtype == "float32":
                 errors.append(_relative(norm, expected))
@@ -58,7 +58,7 @@ def compare(verdicts: dict[str, Verdict]) -> tuple[str, ...]:
     (first, reference), *others = verdicts.items()
     for name, verdict in others:
         for (form, p, here), (_, _, there) in zip(reference.norms, verdict.norms, strict=True):
-            if not _close(there, here, _result_dtype(reference.case, 0), 2 * RELATIVE):
+            if not _close(reference.case, there, here, _result_dtype(reference.case, 0), 2):
                 failures.append(f"{reference.case.name}, {form}, p={p:g}: {first} {here!r}, {name} {there!r}")
     return tuple(failures)
 
@@ -69,10 +69,11 @@ def _result_dtype(case: Case, rank: int) -> str:
     return held.pop() if len(held) == 1 else "float32"
 
 
-def _close(found: float, expected: float, dtype: str, relative: float = RELATIVE) -> bool:
+def _close(case: Case, found: float, expected: float, dtype: str, times: int = 1) -> bool:
     if not math.isfinite(expected):
         return found == expected
-    return bool(abs(found - expected) <= oracle.tolerance(np.asarray(expected), dtype, relative))
+    allowed = oracle.tolerance(np.asarray(expected), dtype, RELATIVE) + oracle.rounding(case)
+    return bool(abs(found - expected) <= times * allowed)
 
 
 def _relative(found: float, expected: float) -> float:

@@ -140,6 +140,19 @@ def clipped(gradient: Array, norm: float, max_norm: float) -> Array:
     return gradient.astype(np.float64) * min(1.0, max_norm / (norm + 1e-6))
 
 
+def rounding(case: Case) -> float:
+    """How far float32 sums of Partial terms may be off, which cancel in some elements: the smallest shows it."""
+    largest = [
+        sum(
+            float(np.abs(gradient_terms(case, index, rank)).max(initial=0.0))
+            for rank in range(case.world_size)
+        )
+        for index, tensor in enumerate(case.tensors)
+        if any(isinstance(placement, Partial) for placement in tensor.placements)
+    ]
+    return EPSILON["float32"] * max(largest, default=0.0)
+
+
 def tolerance(expected: Array, dtype: str, relative: float = 1e-6) -> Array:
     """How far a value of ``dtype`` may be from ``expected``: ``relative``, or one unit in the last place."""
     return np.maximum(np.abs(expected) * max(relative, EPSILON[dtype]), _SMALLEST[dtype])

@@ -2,37 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+from torch import Tensor, strided
 
 
-def flattened(tensors: Sequence[Tensor], merge: bool) -> list[Tensor]:
-    """1-d tensors with the elements of ``tensors`` in any order; only sparse views of larger tensors are copied.
+def readable(tensors: Sequence[Tensor], merge: bool) -> list[Tensor]:
+    """Tensors with the elements of ``tensors`` in any order; nothing is copied.
+
+    All are contiguous but the views that leave out elements of a larger tensor.
 
     Raises:
-        ValueError: a tensor is expanded (stride 0), so that scaling it in place would scale elements repeatedly.
+        ValueError: a tensor is sparse, or expanded (stride 0), so that it cannot be scaled in place.
     """
+    dense, scattered = _by_density(tensors)
+    return [*(_merge(dense, aliases=True) if merge else dense), *scattered]
+
+
+def writable(tensors: Sequence[Tensor], merge: bool) -> list[Tensor]:
+    """The same memory in as few tensors; what appears twice appears once.
+
+    Raises:
+        ValueError: as ``readable``, before anything is written.
+    """
+    dense, scattered = _by_density(tensors)
+    different = {(t.data_ptr(), t.shape, t.stride(), t.dtype): t for t in scattered}
+    if merge:
+        return [*_merge(dense, aliases=False), *different.values()]
+    return [*{id(tensor): tensor for tensor in dense}.values(), *different.values()]
+
+
+def slabs(tensor: Tensor, start: int, stop: int) -> Iterator[Tensor]:
+    """Views that hold the elements ``start`` to ``stop`` of any tensor, in order."""
+    if tensor.is_contiguous():
+        yield tensor.view(-1)[start:stop]
+        return
+    row = tensor[0].numel()
+    while start < stop:
+        first, skip = divmod(start, row)
+        last = stop // row
+        if skip or first == last:
+            end = min(stop, (first + 1) * row)
+            yield from slabs(tensor[first], skip, end - first * row)
+        else:
+            end = last * row
+            yield tensor[first:last]
+        start = end
+
+
+def _by_density(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Contiguous tensors (transposed and channels-last ones in the order of their memory), and all others."""
     dense: list[Tensor] = []
+    scattered: list[Tensor] = []
     for tensor in tensors:
         if tensor.is_contiguous():
             dense.append(tensor)
-            continue
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise ValueError(
-                f"a gradient of shape {tuple(tensor.shape)} is expanded (strides {tensor.stride()}): its "
-                "elements share memory and cannot be scaled in place; pass gradient.contiguous()"
-            )
-        dense.append(_in_memory_order(tensor).reshape(-1))
-    runs = _merge(dense, aliases=True) if merge else dense
-    return [run.reshape(-1) for run in runs]
+        else:
+            _check_writable(tensor)
+            ordered = _in_memory_order(tensor)
+            (dense if ordered.is_contiguous() else scattered).append(ordered)
+    return dense, scattered
 
 
-def merged(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory in fewer tensors; what appears twice appears once."""
-    contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
-    others = {id(tensor): tensor for tensor in tensors if not tensor.is_contiguous()}
-    return [*_merge(contiguous, aliases=False), *others.values()]
+def _check_writable(tensor: Tensor) -> None:
+    shape = tuple(tensor.shape)
+    if tensor.layout is not strided:
+        raise ValueError(
+            f"a gradient of shape {shape} is sparse ({tensor.layout}), which is not supported: pass "
+            "gradient.to_dense(), or build the layer with sparse=False"
+        )
+    extents = [(size - 1) * stride for size, stride in zip(shape, tensor.stride(), strict=True) if size > 1]
+    if not all(extents) or tensor.numel() > 1 + sum(extents):
+        raise ValueError(
+            f"a gradient of shape {shape} is expanded (strides {tensor.stride()}): its "
+            "elements share memory and cannot be scaled in place; pass gradient.contiguous()"
+        )
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:

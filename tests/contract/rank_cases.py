@@ -54,13 +54,22 @@ class Spec:
             setattr(parameter, LAYOUT_ATTRIBUTE, layout)
         return parameter
 
+    def counted(self, ranks: Iterable[int]) -> np.ndarray:
+        """The values that count where ``ranks`` clip together: what any of them holds a gradient for."""
+        bitmap = np.zeros(self.values.shape, bool)
+        for rank in ranks:
+            if self.present[rank]:
+                layout = self.layouts[rank]
+                bitmap[... if layout is None else held_grid(layout, rank)] = True
+        return self.values[bitmap]
+
 
 @dataclass(frozen=True)
 class Case:
     """A model on ``world_size`` ranks."""
 
     world_size: int
-    specs: tuple[Spec, ...]
+    specs: tuple[Any, ...]
 
     def model(self, rank: int) -> list[Parameter]:
         return [spec.parameter(rank) for spec in self.specs]
@@ -91,15 +100,7 @@ class Case:
 
     def counted(self, rank: int) -> list[np.ndarray]:
         """The values that count, per parameter, as seen by ``rank``."""
-        found = []
-        for spec in self.specs:
-            bitmap = np.zeros(spec.values.shape, bool)
-            for member in self.together(rank):
-                if spec.present[member]:
-                    layout = spec.layouts[member]
-                    bitmap[... if layout is None else held_grid(layout, member)] = True
-            found.append(spec.values[bitmap])
-        return found
+        return [spec.counted(self.together(rank)) for spec in self.specs]
 
     def uneven(self) -> bool:
         """Whether a gradient is there on some ranks and missing on others that clip together."""
@@ -119,7 +120,12 @@ class Result:
 
 
 def clip_on_all_ranks(
-    case: Case, max_norm: float, p: float, groups: Iterable[tuple[int, ...]], steps: int = 1
+    case: Case,
+    max_norm: float,
+    p: float,
+    groups: Iterable[tuple[int, ...]],
+    steps: int = 1,
+    **arguments: Any,
 ) -> tuple[World, list[Outcome]]:
     """``clip_grad_norm_`` on every rank; after the first step gradients are set anew, as training does."""
     world = World(case.world_size, groups)
@@ -130,7 +136,7 @@ def clip_on_all_ranks(
                 parameter.grad = spec.gradient(rank)
 
         def step(rank: int) -> Result:
-            norm = hyper_parallel.clip_grad_norm_(models[rank], max_norm, p)
+            norm = hyper_parallel.clip_grad_norm_(models[rank], max_norm, p, **arguments)
             return Result(norm, [parameter.grad for parameter in models[rank]])
 
         outcomes = world.run(step)
@@ -183,10 +189,11 @@ def factorisations(number: int, ndim: int) -> list[tuple[int, ...]]:
 
 
 @st.composite
-def whole_meshes(draw: st.DrawFn, world_size: int) -> Mesh:
-    """A mesh of all ranks, in any order."""
+def whole_meshes(draw: st.DrawFn, world_size: int, permuted: bool = True) -> Mesh:
+    """A mesh of all ranks, in any order if ``permuted``."""
     shape = draw(st.sampled_from(factorisations(world_size, draw(st.integers(1, 3)))))
-    ranks = draw(st.one_of(st.just(range(world_size)), st.permutations(range(world_size))))
+    in_order = st.just(range(world_size))
+    ranks = draw(st.one_of(in_order, st.permutations(range(world_size))) if permuted else in_order)
     return Mesh(shape, tuple(ranks), draw(st.sampled_from([None, tuple("abc"[: len(shape)])])))
 
 

@@ -161,7 +161,7 @@ def test_many_16_bit_elements(dtype: str) -> None:
         assert norm_of([held], p) == pytest.approx(norm([array(held)], p), rel=1e-7)
 
 
-@pytest.mark.parametrize("value", [1e20, 1e-20, 1e-25, 1e-38, 1e-45, 3e38])
+@pytest.mark.parametrize("value", [1e20, 1e-20, 1.3e-21, 7e-22, 1e-25, 1e-38, 1e-45, 3e38])
 def test_squares_outside_of_float32(value: float) -> None:
     held = np.full(3000, value, np.float32)
     assert norm_of([Tensor(held)], 2.0) == pytest.approx(float(held[0]) * 3000**0.5, rel=1e-6)

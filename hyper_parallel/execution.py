@@ -26,7 +26,8 @@ from hyper_parallel.partials import combine, reduce_partials
 class Request:
     """One norm to compute: local gradients by tensor index (None: missing) and errors this rank found before.
 
-    The buffer lives on the device of ``anchor``. ``stages`` says how many pipeline stages share a key.
+    The buffer lives on the device of ``anchor``. ``stages`` says how many pipeline stages share a key. ``several``
+    exchanges finish the norm, and a failure in one is told in the next.
     """
 
     platform: Platform
@@ -37,6 +38,7 @@ class Request:
     errors: tuple[Exception, ...] = ()
     first_use: bool = False
     stages: Mapping[str, int] = field(default_factory=dict)
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
         ValueError, TypeError, RuntimeError: on every rank, if any rank found an error or the plans disagree.
     """
     known = _stages.get((plan.stage_steps, plan.shared))
-    request = replace(request, stages=known or {})
+    several = len(plan.parts) > 1 or plan.last is not None
+    request = replace(request, stages=known or {}, several=several)
     state = _run(plan, request, bool(plan.shared) and known is None)
     if state.failure is not None:
         raise state.failure.exception(alone=not plan.communicates)
@@ -97,7 +100,7 @@ def _run(plan: ReductionPlan, request: Request, stale: bool) -> _State:
             finished = replace(finished, statistic=both, stale=total.stale or finished.stale)
         total = finished
     assert total is not None
-    return total if plan.last is None else _finish(plan.last, request, total)
+    return total if plan.last is None else _finish(plan.last, request, replace(total, finished=False))
 
 
 def _contribution(part: Part, request: Request, state: _State) -> _State:
@@ -118,8 +121,9 @@ def _contribution(part: Part, request: Request, state: _State) -> _State:
 def _announce(part: Part, request: Request, state: _State) -> Failure | None:
     """Make sure that all ranks are about to reduce the same Partial gradients, before they do."""
     buffer = _all_reduce(request, part.copy_steps, _packed(part, part.own_digest, request, state))
-    header = request.platform.read(buffer, request.first_use)
-    return state.failure if header is None else _found(part, part.copy_steps, request, header, state.failure)
+    # The host waits here even on a device: it waits for the flags of Partial gradients anyway.
+    header = request.platform.read(buffer, True) or ()
+    return _found(part, part.copy_steps, request, header, state.failure)
 
 
 def _local(part: Part, request: Request, state: _State) -> _State:
@@ -185,10 +189,12 @@ def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _Sta
     """Reduce the packed buffer, and check it where the host reads it.
 
     Where reading makes the host wait for the device, it does so only if a gradient may be missing on some copies,
-    and for pipeline stages, which cannot tell whether it may be on another: all ranks must take the same turn.
+    if several exchanges follow one another, and for pipeline stages, which cannot tell whether it may be missing on
+    another: all ranks must take the same turn.
     """
     buffer = _all_reduce(request, part.steps, _packed(part, part.digest, request, state))
-    undecided = part.steps != part.copy_steps or (part.copies and request.kind.reduce_op == "sum")
+    missing = part.copies and request.kind.reduce_op == "sum"
+    undecided = missing or request.several or part.steps != part.copy_steps
     header = request.platform.read(buffer, bool(undecided))
     if header is not None:
         failure = _found(part, part.steps, request, header, state.failure)

@@ -51,16 +51,16 @@ def reduce_partials(
     Collectives: one all-reduce of a flag per tensor over each mesh dim of the chain, and per bucket and mesh dim
     one reduce-scatter.
     """
-    present, nan = _flags(platform, reduction, gradients, anchor)
+    reached, nan = _flags(platform, reduction, gradients, anchor)
     statistics = [
         statistic
         for bucket in _buckets(reduction.numels, BUCKET_NUMEL)
-        if (statistic := _bucket_statistic(platform, kind, reduction, gradients, bucket, present, anchor))
+        if (statistic := _bucket_statistic(platform, kind, reduction, gradients, bucket, reached, anchor))
         is not None
     ]
     if nan:
         statistics.append(platform.pack([math.nan], anchor)[0])
-    return Reduced(tuple(statistics), present)
+    return Reduced(tuple(statistics), reached[-1])
 
 
 def combine(platform: Platform, kind: NormKind, a: Scalar, b: Scalar) -> Scalar:
@@ -72,18 +72,20 @@ def combine(platform: Platform, kind: NormKind, a: Scalar, b: Scalar) -> Scalar:
 
 def _flags(
     platform: Platform, reduction: Reduction, gradients: Sequence[Tensor | None], anchor: Tensor | None
-) -> tuple[tuple[bool, ...], bool]:
-    """Which tensors have a gradient anywhere, and whether MAX or MIN would drop a NaN."""
+) -> tuple[tuple[tuple[bool, ...], ...], bool]:
+    """After each step of the chain, which tensors have a gradient anywhere; and whether MAX or MIN would drop a NaN."""
     there = [gradient for gradient in gradients if gradient is not None]
     nan: Scalar | float = 0.0
     if there and any(reduce_op in ("max", "min") for _, reduce_op in reduction.chain):
         largest = platform.statistic(there, NormKind(math.inf), None)
         nan = largest != largest
     buffer = platform.pack([*(float(gradient is not None) for gradient in gradients), nan], anchor)
+    buffers = []
     for ranks, _ in reduction.chain:
-        buffer = platform.all_reduce(buffer, "max", ranks)
-    flags = platform.read(buffer, True) or [0.0]
-    return tuple(flag > 0 for flag in flags[:-1]), flags[-1] > 0
+        buffer = platform.all_reduce(buffer, "max", tuple(sorted(ranks)))
+        buffers.append(buffer)
+    flags = [platform.read(buffer, True) or [0.0] for buffer in buffers]
+    return tuple(tuple(flag > 0 for flag in step[:-1]) for step in flags), flags[-1][-1] > 0
 
 
 def _bucket_statistic(
@@ -92,7 +94,7 @@ def _bucket_statistic(
     reduction: Reduction,
     gradients: Sequence[Tensor | None],
     bucket: Sequence[_Piece],
-    present: Sequence[bool],
+    reached: Sequence[Sequence[bool]],
     anchor: Tensor | None,
 ) -> Scalar | None:
     ways = prod(len(ranks) for ranks, _ in reduction.chain)
@@ -100,25 +102,67 @@ def _bucket_statistic(
     pieces = [(gradients[piece.member], piece.start, piece.stop) for piece in bucket]
     padded = -(-length // ways) * ways
     buffer = platform.flatten(pieces, padded, _IDENTITY[reduction.chain[0][1]], anchor)
-    buffer, offset = _scattered(platform, reduction, buffer, padded)
+    buffer, offset = _scattered(platform, reduction, buffer, padded, bucket, reached, anchor)
     held = [
         buffer[low - offset : high - offset]
         for piece, low, high in _overlap(bucket, offset, offset + padded // ways)
-        if present[piece.member]
+        if reached[-1][piece.member]
     ]
     return platform.statistic(held, kind, None) if held else None
 
 
-def _scattered(platform: Platform, reduction: Reduction, buffer: Buffer, numel: int) -> tuple[Buffer, int]:
-    """This rank's slice of the reduced buffer, and where it starts."""
+def _scattered(
+    platform: Platform,
+    reduction: Reduction,
+    buffer: Buffer,
+    numel: int,
+    bucket: Sequence[_Piece],
+    reached: Sequence[Sequence[bool]],
+    anchor: Tensor | None,
+) -> tuple[Buffer, int]:
+    """This rank's slice of the reduced buffer, and where it starts.
+
+    Slices are numbered by position in the mesh, so that they fit those of the sister lines in the next step; a
+    group hands them out by rank.
+    """
     rank, offset = platform.rank(), 0
-    for ranks, reduce_op in reduction.chain:
-        buffer = platform.reduce_scatter(buffer, "sum" if reduce_op == "avg" else reduce_op, ranks)
+    for step, (ranks, reduce_op) in enumerate(reduction.chain):
+        if step:
+            absent = [
+                (low - offset, high - offset)
+                for piece, low, high in _overlap(bucket, offset, offset + numel)
+                if not reached[step - 1][piece.member]
+            ]
+            buffer = _refilled(platform, buffer, numel, absent, _IDENTITY[reduce_op], anchor)
+        group, size = tuple(sorted(ranks)), numel // len(ranks)
+        if group != ranks:
+            starts = [ranks.index(member) * size for member in group]
+            buffer = platform.flatten([(buffer, start, start + size) for start in starts], numel, 0.0, anchor)
+        buffer = platform.reduce_scatter(buffer, "sum" if reduce_op == "avg" else reduce_op, group)
         if reduce_op == "avg":
             buffer = buffer / len(ranks)
-        numel //= len(ranks)
+        numel = size
         offset += numel * ranks.index(rank)
     return buffer, offset
+
+
+def _refilled(
+    platform: Platform,
+    buffer: Buffer,
+    numel: int,
+    absent: Sequence[tuple[int, int]],
+    fill: float,
+    anchor: Tensor | None,
+) -> Buffer:
+    """Where all terms of a step are missing, its result is the identity of the next step's op, not of its own."""
+    if not absent:
+        return buffer
+    pieces: list[tuple[Tensor | None, int, int]] = []
+    position = 0
+    for low, high in absent:
+        pieces += [(buffer, position, low), (None, low, high)]
+        position = high
+    return platform.flatten([*pieces, (buffer, position, numel)], numel, fill, anchor)
 
 
 def _overlap(bucket: Sequence[_Piece], first: int, last: int) -> Iterator[tuple[_Piece, int, int]]:

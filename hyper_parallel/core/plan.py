@@ -71,8 +71,8 @@ class Term:
 class Reduction:
     """Partial tensors that are reduced alike before their statistic is taken.
 
-    ``chain`` are (ranks, reduce op), one reduce-scatter after another; ``numels`` are the local sizes, which are
-    the same on all ranks of the chain.
+    ``chain`` are (ranks in mesh order, reduce op), one reduce-scatter after another; ``numels`` are the local sizes,
+    which are the same on all ranks of the chain.
     """
 
     chain: tuple[tuple[Ranks, str], ...]
@@ -191,18 +191,21 @@ def _part(
     size = len(within.ranks)
     # Stages with other tensors must find the same divisor, so only a stage by itself may shorten the fraction.
     unit = gcd(size, *(tensors[i].pieces() for i in indices)) if union == within else 1
-    terms: dict[tuple[int, str | None, tuple[tuple[Ranks, str], ...]], list[int]] = {}
+    terms: dict[tuple[int, str | None, tuple[tuple[Ranks, str], ...], Ranks], list[int]] = {}
     copies, slot = [], 0
     for i in indices:
         meta, pieces = tensors[i], tensors[i].pieces()
-        terms.setdefault((pieces // unit, meta.shared, _chain(meta.layout, rank)), []).append(i)
+        chain = _chain(meta.layout, rank)
+        # Two meshes may have the same lines through this rank, and others through the next rank along them.
+        whole = meta.layout.mesh.ranks if meta.layout is not None and len(chain) > 1 else ()
+        terms.setdefault((pieces // unit, meta.shared, chain, whole), []).append(i)
         if pieces < size:
             copies.append((i, slot + (0 if meta.layout is None else meta.layout.chunk(rank))))
             slot += 1 if meta.layout is None else meta.layout.num_chunks
     metas = tuple(tensors[i] for i in indices)
     own_digest = digest_bits("\n".join([str(within.ranks), *map(str, metas)]))
     built = [
-        (chain, Term(weight, tuple(members), shared)) for (weight, shared, chain), members in terms.items()
+        (chain, Term(weight, tuple(members), shared)) for (weight, shared, chain, _), members in terms.items()
     ]
     return Part(
         steps=union.steps,
@@ -228,7 +231,7 @@ def _chain(layout: Layout | None, rank: int) -> tuple[tuple[Ranks, str], ...]:
     if layout is None:
         return ()
     reduce_ops = [(d, p.reduce_op) for d, p in enumerate(layout.placements) if isinstance(p, Partial)]
-    lines = [(tuple(sorted(layout.mesh.slice_ranks(rank, (d,)))), reduce_op) for d, reduce_op in reduce_ops]
+    lines = [(layout.mesh.slice_ranks(rank, (d,)), reduce_op) for d, reduce_op in reduce_ops]
     return tuple((ranks, reduce_op) for ranks, reduce_op in lines if len(ranks) > 1)
 
 

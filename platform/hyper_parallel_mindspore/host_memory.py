@@ -115,14 +115,14 @@ def widened(arrays: Sequence[Array]) -> Iterator[NDArray[np.float64]]:
         yield row
 
 
-def in_order(tensor: Tensor) -> Array:
+def in_order(tensor: Any) -> Array:
     """The elements in the order of their indices, flat; a copy only of a view that lies otherwise in memory.
 
     Raises:
         TypeError, ValueError: as ``memory``.
     """
     held = memory(tensor)
-    if tensor.is_contiguous() or not held.size:
+    if isinstance(tensor, Numbers) or tensor.is_contiguous() or not held.size:
         return held
     return np.asarray(tensor.asnumpy()).reshape(-1).view(held.dtype)
 

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_LIMB_BITS = (
-    52  # a mantissa of 53 bits, wherever it starts, touches two limbs; 11 bits are left for the carries
-)
-_LOWEST = (
-    -1126
-)  # the exponent of the lowest bit: that of the smallest subnormal, with room for its leading zeros
+# A mantissa of 53 bits, wherever it starts, touches two limbs; 11 bits of an int64 are left for sign and carries.
+_LIMB_BITS = 52
 _NUM_LIMBS = 42
+# The exponent of the lowest bit: that of the smallest subnormal, with room for the zeros that lead its mantissa.
+_LOWEST = -1126
 _NUM_FLAGS = 3  # how many addends are NaN, inf and -inf
 _SIGN_BIT = np.int64(-(1 << 63))
 

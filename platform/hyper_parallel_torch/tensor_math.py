@@ -35,18 +35,16 @@ class TorchMath:
 
     @torch.no_grad()
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
-        device = tensors[0].device
-        _check_foreach(device, foreach)
-        found = [tensor for tensor in readable(tensors, merge=foreach is not False) if tensor.numel()]
-        if not found:
-            return torch.tensor(kind.identity, dtype=_wide(device), device=device)
-        if device.type != "cpu":
-            return _on_device(found, kind, device)
-        if kind.p == 2:
-            total = _square_sum(found)
-            if _in_range(float(total), found):
-                return total
-        return _on_host(found, kind)
+        by_device = _by_device(tensors)
+        if len(by_device) == 1:
+            return _statistic(tensors, kind, foreach)
+        found = [_statistic(members, kind, foreach) for members in by_device.values()]
+        # On an accelerator, if there is one: the host would have to wait for it.
+        target = next((scalar.device for scalar in found if scalar.device.type != "cpu"), found[0].device)
+        values = torch.stack([scalar.to(target, non_blocking=True) for scalar in found])
+        if kind.reduce_op == "sum":
+            return torch.sum(values)
+        return torch.amax(values) if kind.p > 0 else torch.amin(values)
 
     def pack(self, values: Sequence[Tensor | float], like: Tensor | None) -> Tensor:
         device = torch.device("cpu") if like is None else like.device
@@ -61,6 +59,7 @@ class TorchMath:
         return buffer.reshape(-1).tolist() if wait or buffer.device.type == "cpu" else None
 
     def where(self, condition: Tensor, true: Tensor | float, false: Tensor | float) -> Tensor:
+        true, false = (v.to(condition.device) if isinstance(v, Tensor) else v for v in (true, false))
         return torch.where(condition, true, false)
 
     def cast(self, scalar: Tensor | float, dtype: torch.dtype | None, like: Tensor | None) -> Tensor:
@@ -72,10 +71,7 @@ class TorchMath:
 
     @torch.no_grad()
     def scale_(self, tensors: Sequence[Tensor], coefficient: Tensor, foreach: bool | None) -> None:
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor in writable(tensors, merge=foreach is not False):
-            by_device.setdefault(tensor.device, []).append(tensor)
-        for device, members in by_device.items():
+        for device, members in _by_device(writable(tensors, merge=foreach is not False)).items():
             factor = coefficient.to(device)
             if foreach is not False and _has_foreach(device):
                 torch._foreach_mul_(members, factor)
@@ -129,12 +125,34 @@ class TorchMath:
         return tensor.numel() - int(torch.isfinite(tensor).sum())
 
 
+def _by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return found
+
+
+def _statistic(tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
+    """The statistic of tensors on one device."""
+    device = tensors[0].device
+    _check_foreach(device, foreach)
+    found = [tensor for tensor in readable(tensors, merge=foreach is not False) if tensor.numel()]
+    if not found:
+        return torch.tensor(kind.identity, dtype=_wide(device), device=device)
+    if device.type != "cpu":
+        return _on_device(found, kind, device)
+    total = _square_sum(found) if kind.p == 2 else math.nan
+    if kind.p != 2 or not _in_range(total, found):
+        total = _on_host(found, kind)
+    return torch.tensor(total, dtype=torch.float64)
+
+
 def _on_device(tensors: list[Tensor], kind: NormKind, device: torch.device) -> Tensor:
     """The statistic, without waiting for the device."""
     if math.isinf(kind.p):
         return _extremum(tensors, kind, device)
     if kind.p == 0:
-        return _sum([torch.count_nonzero(tensor) for tensor in tensors], device)
+        return torch.stack([torch.count_nonzero(tensor) for tensor in tensors]).sum().to(_wide(device))
     if _has_foreach(device):
         norms = list(torch._foreach_norm(tensors, kind.p, dtype=_accumulator(tensors)))
     else:
@@ -143,31 +161,27 @@ def _on_device(tensors: list[Tensor], kind: NormKind, device: torch.device) -> T
     return torch.dot(values, values) if kind.p == 2 else (values**kind.p).sum()
 
 
-def _on_host(tensors: Sequence[Tensor], kind: NormKind) -> Tensor:
-    """The statistic in float64: the error of a power grows by 1/p in the norm, and float32 is off by 2e-6 at p = 1."""
-    device, chunks = torch.device("cpu"), _chunks(tensors)
+def _on_host(tensors: Sequence[Tensor], kind: NormKind) -> float:
+    """The statistic, powers in float64: their error grows by 1/p in the norm, and float32 is off by 2e-6 at p = 1."""
     if math.isinf(kind.p):
-        return _extremum(chunks, kind, device)
+        return float(_extremum(_chunks(tensors), kind, torch.device("cpu")))
     if kind.p == 0:
-        return _sum([torch.count_nonzero(chunk) for chunk in chunks], device)
-    norms = [
-        torch.linalg.vector_norm(chunk, kind.p, dtype=torch.promote_types(chunk.dtype, torch.float64))
-        for chunk in chunks
-    ]
-    return _sum([norm**kind.p for norm in norms], device)
+        return float(sum(int(torch.count_nonzero(chunk)) for chunk in _chunks(tensors)))
+    norms = (torch.linalg.vector_norm(chunk, kind.p) for chunk in _chunks(tensors, torch.float64))
+    return sum(float(norm**kind.p) for norm in norms)
 
 
-def _square_sum(tensors: Sequence[Tensor]) -> Tensor:
+def _square_sum(tensors: Sequence[Tensor]) -> float:
     """The sum of squares on the CPU, from norms over blocks."""
-    norms: list[Tensor] = []
-    for chunk in _chunks(tensors):
-        whole, dtype = chunk.numel() // _BLOCK * _BLOCK, _accumulator([chunk])
-        if whole:
-            norms.append(torch.linalg.vector_norm(chunk[:whole].view(-1, _BLOCK), 2, dim=1, dtype=dtype))
+    total = 0.0
+    for chunk in _chunks(tensors, torch.float32):
+        whole = chunk.numel() // _BLOCK * _BLOCK
+        norms = [torch.linalg.vector_norm(chunk[:whole].view(-1, _BLOCK), 2, dim=1)] if whole else []
         if whole < chunk.numel():
-            norms.append(torch.linalg.vector_norm(chunk[whole:], 2, dtype=dtype).reshape(1))
-    values = torch.cat([norm.to(torch.float64) for norm in norms])
-    return torch.dot(values, values)
+            norms.append(torch.linalg.vector_norm(chunk[whole:], 2).reshape(1))
+        values = torch.cat(norms).to(torch.float64)
+        total += float(torch.dot(values, values))
+    return total
 
 
 def _extremum(tensors: Iterable[Tensor], kind: NormKind, device: torch.device) -> Tensor:
@@ -178,31 +192,39 @@ def _extremum(tensors: Iterable[Tensor], kind: NormKind, device: torch.device) -
     return torch.stack([tensor.abs().amin().to(_wide(device)) for tensor in tensors]).amin()
 
 
-def _sum(scalars: Sequence[Tensor], device: torch.device) -> Tensor:
-    return torch.stack([scalar.to(_wide(device)) for scalar in scalars]).sum()
+def _chunks(tensors: Iterable[Tensor], least: torch.dtype | None = None) -> Iterator[Tensor]:
+    """1-d pieces of bounded size, in a dtype at least as wide as ``least``; small tensors are put together.
+
+    What has to be copied goes to the same memory each time, so a piece is to be used before the next one is taken.
+    """
+    scratch = torch.empty(0)
+    for pieces in _portions(tensors):
+        found = pieces[0] if len(pieces) == 1 else torch._C._nn.flatten_dense_tensors(pieces)
+        dtype = found.dtype if least is None else torch.promote_types(found.dtype, least)
+        if found.dtype != dtype or not found.is_contiguous():
+            if scratch.dtype != dtype or scratch.numel() < found.numel():
+                scratch = torch.empty(found.numel(), dtype=dtype, device=found.device)
+            found = scratch[: found.numel()].view(found.shape).copy_(found)
+        yield found.view(-1)
 
 
-def _chunks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """1-d pieces of bounded size, so that no operation copies a whole gradient; small tensors are put together."""
-    small: list[Tensor] = []
-    room = _CHUNK
+def _portions(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Views of up to ``_CHUNK`` elements of one tensor, or so many of several small ones of one dtype."""
+    small: dict[torch.dtype, list[Tensor]] = {}
+    room: dict[torch.dtype, int] = {}
     for tensor in tensors:
-        if tensor.numel() > _SMALL:
-            for start in range(0, tensor.numel(), _CHUNK):
-                yield _flat(list(slabs(tensor, start, min(start + _CHUNK, tensor.numel()))))
+        numel, dtype = tensor.numel(), tensor.dtype
+        if numel > _SMALL:
+            for start in range(0, numel, _CHUNK):
+                yield list(slabs(tensor, start, min(start + _CHUNK, numel)))
             continue
-        small.append(tensor)
-        room -= tensor.numel()
-        if room <= 0:
-            yield _flat(small)
-            small, room = [], _CHUNK
-    if small:
-        yield _flat(small)
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    """The elements of all tensors, in their promoted dtype; a contiguous one alone is not copied."""
-    return tensors[0].reshape(-1) if len(tensors) == 1 else torch._C._nn.flatten_dense_tensors(tensors)
+        if room.get(dtype, 0) < numel:
+            if dtype in small:
+                yield small[dtype]
+            small[dtype], room[dtype] = [], _CHUNK
+        small[dtype].append(tensor)
+        room[dtype] -= numel
+    yield from small.values()
 
 
 def _in_range(total: float, tensors: Sequence[Tensor]) -> bool:

@@ -89,7 +89,9 @@ class Terms:
                 held[(*self.index(rank), ...)][held_grid(layout, rank)] = True
         values = self.terms
         for axis in [] if layout is None else partial_axes(layout):
-            values = reduced(np.where(held, values, IDENTITY[layout.placements[axis].reduce_op]), layout, axis)
+            values = reduced(
+                np.where(held, values, IDENTITY[layout.placements[axis].reduce_op]), layout, axis
+            )
             held = held.any(axis=0)
         return values[held]
 
@@ -169,9 +171,7 @@ def terms(draw: st.DrawFn, root: Mesh, missing: bool = True) -> Terms:
     subsets = [dims for number in range(1, root.ndim + 1) for dims in combinations(range(root.ndim), number)]
     mesh_dims = draw(st.sampled_from(subsets))
     placements = draw(partial_placements(len(shape), len(mesh_dims)))
-    layouts = tuple(
-        Layout(sliced(root, mesh_dims, rank), placements, shape) for rank in range(root.size)
-    )
+    layouts = tuple(Layout(sliced(root, mesh_dims, rank), placements, shape) for rank in range(root.size))
     sizes = [layouts[0].mesh.shape[d] for d in partial_axes(layouts[0])]
     generator = np.random.default_rng(draw(st.integers(0, 2**16)))
     values = generator.integers(-8, 9, (*sizes, *shape)) / 4

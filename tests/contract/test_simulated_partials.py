@@ -83,7 +83,9 @@ def test_nan_in_one_term_makes_the_norm_nan_everywhere(case: PartialCase, p: flo
 
 @bounded
 @given(partial_cases(), ORDERS)
-def test_functional_clipping_and_get_total_norm_agree_with_clip_grad_norm(case: PartialCase, p: float) -> None:
+def test_functional_clipping_and_get_total_norm_agree_with_clip_grad_norm(
+    case: PartialCase, p: float
+) -> None:
     models = [case.model(rank) for rank in range(case.world_size)]
 
     def call(rank: int) -> tuple[Any, Any, Any]:

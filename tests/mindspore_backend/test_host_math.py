@@ -76,7 +76,7 @@ def test_any_tensor_is_measured_and_scaled_in_place(base: Callable, view: Callab
     values = random(6, 5).astype(np.float32)
     whole, expected = base(values), values.astype(np.float64)
     held, part = view(whole), view(expected) if view is not VIEWS["split"] else expected[2:4]
-    assert norm_of([held], 2.0) == pytest.approx(norm([part], 2.0), rel=1e-6)
+    assert norm_of([held], 2.0) == pytest.approx(norm([part], 2.0), rel=1e-6, abs=0)
     scale([held], 0.25)
     part *= 0.25
     # MindSpore sees it in the view, in what it is a view of, and in what is computed from either
@@ -95,7 +95,7 @@ def test_views_of_any_dtype(dtype: str, view: Callable) -> None:
         view = VIEWS["rows"]
     held, part = view(whole), view(values)
     for p in ORDERS:
-        assert norm_of([held], p) == pytest.approx(norm([part], p), rel=1e-6)
+        assert norm_of([held], p) == pytest.approx(norm([part], p), rel=1e-6, abs=0)
     part[...] = clipped(part, dtype, 1.0, 0.3)
     scale([held], 0.3 / (1.0 + 1e-6))
     np.testing.assert_allclose(array(whole), values, rtol=1e-7 if dtype == "float64" else 0)
@@ -106,7 +106,7 @@ def test_large_views_are_taken_in_blocks() -> None:
     for view in (lambda t: t[:, :, 1:], lambda t: t[:, 1:, :], lambda t: t[1:, :, ::2]):
         whole, expected = Tensor(values), values.astype(np.float64)
         for p in (2.0, 1.0, math.inf, -math.inf, 0.0):
-            assert norm_of([view(whole)], p) == pytest.approx(norm([view(expected)], p), rel=1e-6)
+            assert norm_of([view(whole)], p) == pytest.approx(norm([view(expected)], p), rel=1e-6, abs=0)
         scale([view(whole)], 0.5)
         view(expected)[...] *= 0.5
         np.testing.assert_array_equal(whole.asnumpy(), expected.astype(np.float32))
@@ -137,7 +137,7 @@ def test_an_expanded_tensor_is_refused_before_anything_is_written() -> None:
 @pytest.mark.parametrize("size", [1023, 1024, 10_000_019])
 def test_equal_elements_do_not_drift(size: int, value: float) -> None:
     held = np.full(size, value, np.float32)
-    assert norm_of([Tensor(held)], 2.0) == pytest.approx(float(held[0]) * size**0.5, rel=3e-7)
+    assert norm_of([Tensor(held)], 2.0) == pytest.approx(float(held[0]) * size**0.5, rel=3e-7, abs=0)
 
 
 def test_1e8_elements() -> None:
@@ -145,28 +145,28 @@ def test_1e8_elements() -> None:
     exact = norm([held[: 10**6]], 2.0) * 10.0
     gradient = Tensor.from_numpy(held)
     tracemalloc.start()
-    assert norm_of([gradient], 2.0) == pytest.approx(exact, rel=1e-7)
+    assert norm_of([gradient], 2.0) == pytest.approx(exact, rel=1e-7, abs=0)
     assert norm_of([gradient], 0.0) == np.count_nonzero(held)
     scale([gradient], 0.5)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * 2**20
-    assert norm_of([gradient], 2.0) == pytest.approx(exact / 2, rel=1e-7)
+    assert norm_of([gradient], 2.0) == pytest.approx(exact / 2, rel=1e-7, abs=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_many_16_bit_elements(dtype: str) -> None:
     held = tensor(random(1_000_003) * 100, dtype)
     for p in (2.0, 1.0, math.inf):
-        assert norm_of([held], p) == pytest.approx(norm([array(held)], p), rel=1e-7)
+        assert norm_of([held], p) == pytest.approx(norm([array(held)], p), rel=1e-7, abs=0)
 
 
 @pytest.mark.parametrize("value", [1e20, 1e-20, 1.3e-21, 7e-22, 1e-25, 1e-38, 1e-45, 3e38])
 def test_squares_outside_of_float32(value: float) -> None:
     held = np.full(3000, value, np.float32)
-    assert norm_of([Tensor(held)], 2.0) == pytest.approx(float(held[0]) * 3000**0.5, rel=1e-6)
+    assert norm_of([Tensor(held)], 2.0) == pytest.approx(float(held[0]) * 3000**0.5, rel=1e-6, abs=0)
     assert norm_of([Tensor(held), tensor([0.0])], 3.0) == pytest.approx(
-        float(held[0]) * 3000 ** (1 / 3), rel=1e-6
+        float(held[0]) * 3000 ** (1 / 3), rel=1e-6, abs=0
     )
 
 
@@ -188,6 +188,7 @@ def test_flatten_takes_pieces_in_the_order_of_indices() -> None:
     found = MATH.flatten(pieces, 12, -1.0, None)
     assert found.dtype == np.float32
     assert found.tolist() == [1, 2, 3, -1, -1, 0, 3, 1, 7, -1, -1, -1]
+    assert MATH.flatten([(found, 1, 3), (tensor([]), 0, 0)], 3, -1.0, None).tolist() == [2, 3, -1]
     assert float(MATH.statistic([found[0:3], found[5:7]], NormKind(2), None)) == 23.0
 
 

@@ -55,7 +55,9 @@ def check(case: Case, found: list[Any], p: float, form: str, max_norm: float = M
     assert len({(result["dtype"], result["bits"]) for result in found}) == 1
     for rank, result in enumerate(found):
         assert result["shape"] == ()
-        assert result["norm"] == pytest.approx(expected, rel=2e-6 if result["dtype"] == "float32" else 1e-2)
+        assert result["norm"] == pytest.approx(
+            expected, rel=2e-6 if result["dtype"] == "float32" else 1e-2, abs=0
+        )
         assert_clipped(result["results"], case, rank, expected, max_norm)
         if form == "functional":
             assert_clipped(result["grads"], case, rank, 0.0, math.inf)
@@ -109,7 +111,7 @@ def test_16_bit_gradients_are_rounded_once(on_ranks: OnRanks, dtype: str, form: 
     expected = norm(case.counted(), 2.0)
     for rank, result in enumerate(found):
         assert result["dtype"] == dtype
-        assert result["norm"] == pytest.approx(float(rounded(expected, dtype)), rel=1e-6)
+        assert result["norm"] == pytest.approx(float(rounded(expected, dtype)), rel=1e-6, abs=0)
         for spec, gradient in zip(case.specs, result["results"], strict=True):
             exact = clipped(case.local(spec, rank), dtype, expected, MAX_NORM)
             different = np.sum(gradient != exact)
@@ -161,7 +163,7 @@ def test_partial_gradients_are_reduced_first(on_ranks: OnRanks, reduce_op: str, 
     alone = [2.0, -2.5] if reduce_op == "avg" else [4.0, -5.0]
     expected = norm([np.array(both), np.array(alone)], p)
     for rank, (found, gradient) in enumerate(on_ranks(2, "partial_gradients", reduce_op, p)):
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert found == pytest.approx(expected, rel=1e-6, abs=0)
         scaled = np.array(terms[rank]) * min(1.0, 1.0 / (expected + 1e-6))
         np.testing.assert_allclose(gradient, scaled, rtol=1e-6)
 
@@ -171,7 +173,7 @@ def test_partial_gradients_are_reduced_first(on_ranks: OnRanks, reduce_op: str, 
 def test_pipeline_stages_add_up(on_ranks: OnRanks, by: str, p: float) -> None:
     found = on_ranks(4, "pipeline", p, by)
     assert len(set(found)) == 1
-    assert found[0] == pytest.approx(norm([np.array([3.0, 4.0, 0.0, 1.0, 10.0, 11.0])], p), rel=1e-6)
+    assert found[0] == pytest.approx(norm([np.array([3.0, 4.0, 0.0, 1.0, 10.0, 11.0])], p), rel=1e-6, abs=0)
 
 
 def test_slices_of_two_meshes_in_one_call(on_ranks: OnRanks) -> None:
@@ -179,7 +181,7 @@ def test_slices_of_two_meshes_in_one_call(on_ranks: OnRanks) -> None:
     for p in ORDERS:
         found = on_ranks(4, "replicas_and_slices", p)
         assert len(set(found)) == 1
-        assert found[0] == pytest.approx(norm(values, p), rel=1e-6)
+        assert found[0] == pytest.approx(norm(values, p), rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("case", [hybrid(), tensor_parallel()], ids=["hsdp", "fsdp x tp"])

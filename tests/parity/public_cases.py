@@ -72,7 +72,22 @@ def raised(call: Any) -> tuple[str, str] | None:
 def plain_beside_sharded(foreach: bool | None) -> Any:  # 2
     world = mesh(2)
     sharded = parameter([3.0] if _platform().rank() == 0 else [0.0], world, [Shard(0)], (2,))
-    return clip([parameter([4.0]), sharded], foreach=foreach)
+    made = [parameter([4.0]), sharded]
+    error = raised(lambda: hp.get_total_norm([p.grad for p in made], foreach=foreach))
+    return error, values(made) if error else clip(made, foreach=foreach)
+
+
+def dense_and_experts(p: float) -> Any:  # 16, 18, 19
+    """A dense tensor over all 4 ranks, experts over ep=2 with 2 copies each."""
+    rank = _platform().rank()
+    experts = mesh(2, 2, names=("expert_dp", "ep"))
+    return clip(
+        [
+            parameter(np.full(1, 3.0), mesh(4), [Shard(0)], (4,)),
+            parameter(np.full((1, 1), (0.0, 8.0)[rank % 2]), experts, [Replicate(), Shard(0)], (2, 1)),
+        ],
+        p,
+    )
 
 
 def tiny(p: float) -> Any:  # 5

@@ -1,0 +1,162 @@
+"""Where ``torch.nn.utils.clip_grad_norm_`` raises, hangs or gives another number, and what ``hyper_parallel`` gives.
+
+``python benchmarks/beside_torch.py`` runs each case on real gloo ranks, once with each function, every run in processes of
+its own: a rank that waits for others that have raised shows as a hang. ``--output docs/beside_torch.md`` also writes
+the table as Markdown. Cases where both are right are printed as such.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import hyper_parallel
+from benchmarks.beside_torch_cases import CASES, Case
+from hyper_parallel.parity.pool import RankFailure, RankPool
+
+WRONG = 1e-5
+"""Relative error of the norm, or of the norm of the clipped gradients, above which a result counts as wrong."""
+COLUMNS = ("case", "ranks", "float64", "torch.nn.utils", "hyper_parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one function did in one case."""
+
+    text: str
+    right: bool
+
+
+def judged(case: Case, function: str, timeout: float) -> Verdict:
+    """Run a case on ranks of its own."""
+    with RankPool("torch", case.ranks) as pool:
+        target = "benchmarks.beside_torch_cases:run"
+        try:
+            ranks = pool.run(target, case.name, function, timeout=timeout)
+        except RankFailure as failure:
+            return Verdict(_hang(str(failure), timeout), False)
+    errors = sorted({found["error"] for found in ranks if "error" in found})
+    if errors:
+        who = "every rank" if all("error" in found for found in ranks) else "some ranks"
+        return Verdict(f"{who} raises {'; '.join(map(_short, errors))}", False)
+    return _compared(case, ranks)
+
+
+def _compared(case: Case, ranks: list[dict[str, Any]]) -> Verdict:
+    norms = [found["norm"] for found in ranks]
+    expected = ranks[0]["expected"]
+    error = max(_relative(norm, expected) for norm in norms)
+    clipped = _joined(case, [found["after"] for found in ranks])
+    wanted = min(expected, case.max_norm * expected / (expected + 1e-6))
+    off = _relative(clipped, wanted) if math.isfinite(wanted) else 0.0
+    text = _number(norms[0]) if len(set(norms)) == 1 else "per rank " + ", ".join(map(_number, norms))
+    if error > WRONG and math.isfinite(error):
+        text += f" (off by {error:.1e})"
+    if off > case.tolerance:
+        text += f"; clipped to {_number(clipped)}, not {_number(wanted)}"
+    return Verdict(text, error <= WRONG and off <= case.tolerance)
+
+
+def _joined(case: Case, afters: list[float]) -> float:
+    """The norm of all clipped gradients, from what each rank counts as its own."""
+    if case.p == math.inf:
+        return max(afters)
+    return math.fsum(value**case.p for value in afters) ** (1 / case.p) if case.p else math.fsum(afters)
+
+
+def _relative(value: float, expected: float) -> float:
+    if math.isnan(expected) or math.isinf(expected) or expected == 0:
+        same = value == expected or (math.isnan(value) and math.isnan(expected))
+        return 0.0 if same else math.inf
+    return abs(value / expected - 1) if math.isfinite(value) else math.inf
+
+
+def _number(value: float) -> str:
+    return f"{value:.8g}"
+
+
+def _short(error: str) -> str:
+    text = " ".join(error.split())
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
+def _hang(failure: str, timeout: float) -> str:
+    raised = re.findall(r"^(?:\w+\.)*(\w*Error: .*)$", failure, re.MULTILINE)
+    silent = re.search(r"(?:silent ranks:|no answer from ranks) \[([\d, ]+)\]", failure)
+    parts = [f"raises {_short(raised[-1])}"] if raised else []
+    if silent:
+        parts.append(f"hangs on ranks {silent.group(1)} (given {timeout:g} s)")
+    return "; ".join(parts) or _short(failure)
+
+
+def _versions() -> str:
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    ) if Path("/proc/cpuinfo").exists() else platform.machine()  # fmt: skip
+    return (
+        f"torch {torch.__version__}, hyper-parallel {hyper_parallel.__version__}, Python "
+        f"{platform.python_version()}, gloo on {cpu}"
+    )
+
+
+def _markdown(rows: list[tuple[str, ...]], same: list[str], timeout: float) -> str:
+    lines = [
+        "# Beside `torch.nn.utils.clip_grad_norm_`",
+        "",
+        "Written by `python benchmarks/beside_torch.py --output docs/beside_torch.md`: every row was run, with real",
+        f"processes and collectives, on {_versions()}. A rank that did not answer in {timeout:g} s counts as hanging.",
+        "",
+        "The norm is that of the global gradients, and float64 is NumPy's on the unsharded ones. Where a norm is right",
+        "but the gradients were scaled to something else, the norm of the clipped gradients is given.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"|{'---|' * len(COLUMNS)}",
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+    ]
+    if same:
+        lines += ["", f"Both were right in: {'; '.join(same)}."]
+    return "\n".join([*lines, ""])
+
+
+def main(
+    output: Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")] = None,
+    only: Annotated[str, typer.Option(help="Run the cases whose name contains this.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds after which a rank counts as hanging.")] = 20.0,
+) -> None:
+    """Run the cases and print the table; fails if hyper_parallel is wrong in any."""
+    table = Table(*COLUMNS, title=_versions())
+    rows: list[tuple[str, ...]] = []
+    same: list[str] = []
+    wrong = 0
+    for case in CASES.values():
+        if only not in case.name:
+            continue
+        theirs, ours = (judged(case, function, timeout + case.seconds) for function in ("torch", "ours"))
+        row = (case.name, str(case.ranks), _number(case.expected()), theirs.text, ours.text)
+        wrong += not ours.right
+        mark = "" if ours.right else "[red]"
+        table.add_row(*row[:3], theirs.text if not theirs.right else f"[green]{theirs.text}", mark + ours.text)
+        if theirs.right:
+            same.append(case.name)
+        else:
+            rows.append(row)
+    Console().print(table)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(_markdown(rows, same, timeout))
+    if wrong:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

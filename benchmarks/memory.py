@@ -131,7 +131,9 @@ def main(
 ) -> None:
     """Print the extra memory of each kind: of the first call and of later ones, the largest over the ranks."""
     orders = (2.0, 1.0, float("inf"))
-    table = Table(title=f"Extra memory of a call on {megabytes} MB of gradients a rank, {world_size} ranks, MB")
+    table = Table(
+        title=f"Extra memory of a call on {megabytes} MB of gradients a rank, {world_size} ranks, MB"
+    )
     table.add_column("gradients")
     for p in orders:
         table.add_column(f"p={p:g}: first, later", justify="right")

@@ -26,7 +26,8 @@ from hyper_parallel.partials import combine, reduce_partials
 class Request:
     """One norm to compute: local gradients by tensor index (None: missing) and errors this rank found before.
 
-    The buffer lives on the device of ``anchor``. ``stages`` says how many pipeline stages share a key. ``several``
+    The buffer lives on the device of ``anchor``. ``stages`` says how many pipeline stages share a key, and
+    ``table`` is a digest of all that stages share, as this rank knows it; ``asked``: it has just asked. ``several``
     exchanges finish the norm, and a failure in one is told in the next.
     """
 
@@ -38,6 +39,8 @@ class Request:
     errors: tuple[Exception, ...] = ()
     first_use: bool = False
     stages: Mapping[str, int] = field(default_factory=dict)
+    table: int = 0
+    asked: bool = False
     several: bool = False
 
 
@@ -58,8 +61,9 @@ class _State:
     finished: bool = False
 
 
-# How many stages share each key, by the ranks that asked and the keys this rank declared.
-_stages: dict[tuple[tuple[Ranks, ...], tuple[str, ...]], dict[str, int]] = {}
+# How many stages share each key, and a digest of who holds what, by the ranks that asked and the keys this rank
+# declared. Whoever knows of a change has another digest than the others, or none yet, and all of them ask again.
+_stages: dict[tuple[tuple[Ranks, ...], tuple[str, ...]], tuple[dict[str, int], int]] = {}
 
 
 def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
@@ -73,14 +77,15 @@ def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
         ValueError, TypeError, RuntimeError: on every rank, if any rank found an error or the plans disagree.
     """
     known = _stages.get((plan.stage_steps, plan.shared))
+    stages, table = known or ({}, 0)
     several = len(plan.parts) > 1 or plan.last is not None
-    request = replace(request, stages=known or {}, several=several)
+    request = replace(request, stages=stages, table=table, several=several)
     state = _run(plan, request, bool(plan.shared) and known is None)
     if state.failure is not None:
         raise state.failure.exception(alone=not plan.communicates)
     if state.stale:
         _learn_stages(plan, request)
-        return total_norm(plan, request)
+        return total_norm(plan, replace(request, asked=True))
     return request.kind.root(state.statistic * request.kind.sign)
 
 
@@ -192,13 +197,16 @@ def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _Sta
     if several exchanges follow one another, and for pipeline stages, which cannot tell whether it may be missing on
     another: all ranks must take the same turn.
     """
-    buffer = _all_reduce(request, part.steps, _packed(part, part.digest, request, state))
+    staged = part.steps != part.copy_steps
+    digest = part.digest ^ request.table if staged else part.digest
+    buffer = _all_reduce(request, part.steps, _packed(part, digest, request, state))
     missing = part.copies and request.kind.reduce_op == "sum"
-    undecided = missing or request.several or part.steps != part.copy_steps
-    header = request.platform.read(buffer, bool(undecided))
+    header = request.platform.read(buffer, bool(missing or request.several or staged))
     if header is not None:
-        failure = _found(part, part.steps, request, header, state.failure)
-        state = replace(state, failure=failure, stale=header[wire.STALE] > 0)
+        differ = staged and not request.asked and wire.disagree(header, wire.PLAN)
+        state = replace(state, stale=header[wire.STALE] > 0 or differ)
+        if header[wire.ERROR] > 0 or not differ:
+            state = replace(state, failure=_found(part, part.steps, request, header, state.failure))
     elif request.first_use or state.failure is not None:
         _check_alone(request.platform.read(buffer, True) or (), state.failure)
     return buffer, state, header
@@ -288,4 +296,5 @@ def _learn_stages(plan: ReductionPlan, request: Request) -> None:
     """Ask all stages which keys they share, and keep how many hold each of this rank's own."""
     found = gather(request.platform, plan.stage_steps, (plan.stage, plan.shared))
     holders = {(stage, key) for _, (stage, keys) in found for key in keys}
-    _stages[plan.stage_steps, plan.shared] = dict(Counter(key for _, key in holders if key in plan.shared))
+    stages = dict(Counter(key for _, key in holders if key in plan.shared))
+    _stages[plan.stage_steps, plan.shared] = stages, digest_bits(str(sorted(holders))) if holders else 0

@@ -158,7 +158,7 @@ def build_plan(
     if pipeline is None:
         return ReductionPlan(tuple(_parts(mine, tensors, rank, groups)))
     across = mesh_union(pipeline, rank, groups)
-    stage = across.ranks.index(rank)
+    stage = pipeline.ranks.index(rank)
     if pipeline.root is None:
         last = _part((), tensors, rank, across, Union((rank,), ()))
         return ReductionPlan(tuple(_parts(mine, tensors, rank, groups)), last, stage, across.steps)

@@ -89,23 +89,24 @@ def _merge(tensors: Sequence[Tensor], aliases: bool) -> list[Tensor]:
     runs: list[list[Tensor]] = []
     end, seen = -1, set()
     for tensor in tensors:
-        start, length = tensor.data_ptr(), tensor.numel()
-        if not length or (not aliases and (start, length) in seen):
+        start, size = tensor.data_ptr(), tensor.nbytes
+        if not size:
             continue
-        seen.add((start, length))
+        if not aliases:
+            if (start, size) in seen:
+                continue
+            seen.add((start, size))
         if start == end and tensor.dtype == runs[-1][0].dtype:
             runs[-1].append(tensor)
         else:
             runs.append([tensor])
-        end = start + length * tensor.element_size()
-    return [joined for run in runs for joined in _joined(run)]
+        end = start + size
+    return [joined for run in runs for joined in (run if len(run) == 1 else _joined(run))]
 
 
 def _joined(run: list[Tensor]) -> list[Tensor]:
     """One view of a run, if the storage of its first tensor holds all of it."""
     first = run[0]
-    if len(run) == 1:
-        return run
     length = sum(tensor.numel() for tensor in run)
     storage = first.untyped_storage()
     if (first.storage_offset() + length) * first.element_size() > storage.nbytes():

@@ -89,6 +89,15 @@ def _clip(
     return hyper_parallel.clip_grad_norm_(iter(parameters), max_norm, p), gradients
 
 
+def clip_asynchronously(case: Case, p: float, max_norm: float, form: str) -> dict[str, Any]:
+    """As ``clip``, while MindSpore queues its operations, as it does unless told otherwise."""
+    mindspore.set_context(pynative_synchronize=False)
+    try:
+        return clip(case, p, max_norm, form, 3)
+    finally:
+        mindspore.set_context(pynative_synchronize=True)
+
+
 def failing(case: Case, what: str, guilty: int) -> tuple[str, str, list[np.ndarray | None]]:
     """The error of a call in which one rank does something wrong, and the gradients afterwards."""
     parameters, gradients = build(case, "attached")

@@ -184,6 +184,13 @@ def test_slices_of_two_meshes_in_one_call(on_ranks: OnRanks) -> None:
         assert found[0] == pytest.approx(norm(values, p), rel=1e-6, abs=0)
 
 
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("form", FORMS)
+def test_queued_operations(on_ranks: OnRanks, form: str, p: float) -> None:
+    case = sharded(2, "bfloat16") if p == 2 else sharded(2)
+    check(case, on_ranks(2, "clip_asynchronously", case, p, MAX_NORM, form), p, form)
+
+
 @pytest.mark.parametrize("case", [hybrid(), tensor_parallel()], ids=["hsdp", "fsdp x tp"])
 @pytest.mark.parametrize("p", [2.0, math.inf])
 def test_a_step_is_one_collective(on_ranks: OnRanks, case: Case, p: float) -> None:

@@ -193,9 +193,8 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
 def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _State, Sequence[float] | None]:
     """Reduce the packed buffer, and check it where the host reads it.
 
-    Where reading makes the host wait for the device, it does so only if a gradient may be missing on some copies,
-    if several exchanges follow one another, and for pipeline stages, which cannot tell whether it may be missing on
-    another: all ranks must take the same turn.
+    Where reading makes the host wait for the device, it does so only if a gradient may be missing on some copies, if
+    several exchanges follow one another, and for pipeline stages: all ranks must take the same turn.
     """
     staged = part.steps != part.copy_steps
     digest = part.digest ^ request.table if staged else part.digest

@@ -179,7 +179,7 @@ def _square_sum(tensors: Sequence[Tensor]) -> float:
         norms = [torch.linalg.vector_norm(chunk[:whole].view(-1, _BLOCK), 2, dim=1)] if whole else []
         if whole < chunk.numel():
             norms.append(torch.linalg.vector_norm(chunk[whole:], 2).reshape(1))
-        values = torch.cat(norms).to(torch.float64)
+        values = (norms[0] if len(norms) == 1 else torch.cat(norms)).to(torch.float64)
         total += float(torch.dot(values, values))
     return total
 

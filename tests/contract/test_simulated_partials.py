@@ -33,7 +33,7 @@ pytestmark = [
 
 ORDERS = st.sampled_from([2.0, 1.0, 0.5, 0.0, -1.0, math.inf, -math.inf])
 bounded = settings(
-    max_examples=120,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

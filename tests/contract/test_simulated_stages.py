@@ -24,11 +24,12 @@ from tests.contract.stage_cases import (
 pytestmark = [
     pytest.mark.usefixtures("numpy_ranks"),
     pytest.mark.filterwarnings("ignore:no tensor carries a gradient"),
+    pytest.mark.filterwarnings("ignore:divide by zero"),
 ]
 
 ORDERS = st.sampled_from([2.0, 1.0, 0.5, 0.0, -1.0, math.inf, -math.inf])
 bounded = settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

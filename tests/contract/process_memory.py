@@ -50,6 +50,6 @@ def new_processes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (hyper_parallel.preparation, hyper_parallel.execution):
             for name, kept in list(vars(module).items()):
-                if isinstance(kept, dict) and name.islower() and not name.startswith("__"):
+                if isinstance(kept, dict | PerRank) and name.islower() and not name.startswith("__"):
                     patch.setattr(module, name, PerRank())
         yield

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hyper_parallel
 from hyper_parallel import Layout, Mesh, Replicate
 from hyper_parallel.interface import LAYOUT_ATTRIBUTE
-from tests.contract.numpy_platform import Parameter, Tensor
+from tests.contract.numpy_platform import NumpyMath, Parameter, Tensor
 from tests.contract.numpy_world import World
 from tests.contract.partial_cases import (
     PartialCase,
@@ -148,6 +148,15 @@ def test_equal_infinities_and_nan_are_no_difference() -> None:
     for value in (math.inf, -math.inf, math.nan):
         outcomes = check([[replicated([1.0, value, 2.0])] for _ in range(2)])
         assert not any(outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1.25])
+def test_a_checksum_that_is_a_sum_finds_them_too(odd: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NumpyMath, "checksum", lambda self, tensor: np.sum(tensor, dtype=np.float64))
+    for outcome in check([[replicated([1.0, odd if rank else 1.0, 2.0])] for rank in range(2)]):
+        assert "differ between ranks: tensor 0" in str(outcome.error)
+    outcomes = check([[replicated([1.0, odd, 0.0 if rank else -0.0])] for rank in range(2)])
+    assert not any(outcome.error for outcome in outcomes)
 
 
 def test_the_first_ten_tensors_that_differ_are_named() -> None:

@@ -139,6 +139,17 @@ def test_a_key_that_only_one_stage_declares_counts_as_if_it_had_none(rooted: boo
         assert [o.get() for o in clip(models, rooted)] == [pytest.approx(math.sqrt(8))] * 4
 
 
+@LINKS
+def test_counts_once_also_while_another_gradient_is_missing_on_some_copies(rooted: bool) -> None:
+    with small_buckets(7):
+        models = [
+            [hyper_parallel.mark_shared(graded(rank, rooted), "emb"), graded(rank, rooted, Replicate())]
+            for rank in range(4)
+        ]
+        models[0][1].grad = None
+        assert [o.get() for o in clip(models, rooted)] == [pytest.approx(math.sqrt(12))] * 4
+
+
 @pytest.mark.xfail(
     reason="each stage contributes 1/n of a shared gradient, whether the others have theirs or not"
 )

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=.venv
 readonly stamp=$venv/.stamp
 readonly unfinished=$venv/.unfinished
-readonly extras="torch,mindspore,demo,parity,test,dev"
+readonly extras="torch,mindspore,cli,demo,parity,test,dev"
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 

@@ -104,7 +104,7 @@ def clip_grads_with_norm_(
     Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
     """
     max_norm = _checked(max_norm)
-    _clip(prepare(parameters, grads), max_norm, total_norm, foreach)
+    _clip(_sound(prepare(parameters, grads)), max_norm, total_norm, foreach)
 
 
 def clip_grad_value_(
@@ -125,7 +125,7 @@ def clip_grad_value_(
     clip_value = float(clip_value)
     if not clip_value >= 0:
         raise ValueError(f"clip_value must be at least 0, got {clip_value}")
-    prepared = prepare(parameters, grads)
+    prepared = _sound(prepare(parameters, grads))
     for part in prepared.plan.parts:
         for meta in part.tensors:
             if meta.layout is not None and meta.layout.partial_dims:
@@ -169,6 +169,14 @@ def clip_grads(
     return [None if gradient is None else next(clipped) for gradient in grads], _rounded(request, norm)
 
 
+def _sound(prepared: Prepared) -> Prepared:
+    """Raise what is wrong on this rank, for calls that no other rank waits for."""
+    if prepared.errors:
+        raise prepared.errors[0]
+    prepared.platform.check_in_place([gradient for gradient in prepared.gradients if gradient is not None])
+    return prepared
+
+
 def _checked(max_norm: float) -> float:
     max_norm = float(max_norm)
     if not max_norm >= 0:
@@ -188,9 +196,11 @@ def _measure(
     request = Request(
         platform, kind, prepared.gradients, prepared.anchor, foreach, prepared.errors, prepared.first_use
     )
-    if check_replicas:
-        request = replace(request, errors=(*request.errors, *replica_errors(plan, request)))
     norm = total_norm(plan, request)
+    # After the norm, as its exchange has shown that the ranks hold the same tensors. Where several exchanges make
+    # it, not all ranks see an error, so all go around again to be told.
+    if check_replicas and ((errors := replica_errors(plan, request)) or not plan.alike):
+        total_norm(plan, replace(request, errors=errors))
     if error_if_nonfinite:
         value = platform.read(platform.cast(norm, None, None), True)
         if value is None or not math.isfinite(value[0]):

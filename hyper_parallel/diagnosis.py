@@ -64,7 +64,12 @@ def replica_errors(plan: ReductionPlan, request: Request) -> tuple[Exception, ..
         for ranks in part.copy_steps:
             buffer = request.platform.all_reduce(buffer, "max", ranks)
         reduced = request.platform.read(buffer, True) or ()
-        wrong = {s for s in range(part.num_slots) if reduced[s] > -reduced[part.num_slots + s]}
-        differing.extend(names[index].name for index, slot in part.copies if slot in wrong)
+        start = 0
+        for index, _ in part.copies:  # all pieces of a tensor, so that ranks with other pieces find the same
+            layout = names[index].layout
+            slots = range(start, start + (1 if layout is None else layout.num_chunks))
+            if any(reduced[slot] > -reduced[part.num_slots + slot] for slot in slots):
+                differing.append(names[index].name)
+            start = slots.stop
     text = f"the copies of these gradients differ between ranks: {', '.join(differing[:_MAX_NAMED])}"
     return (RuntimeError(text),) if differing else ()

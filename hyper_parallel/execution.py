@@ -7,13 +7,12 @@ and every rank learns of a failure on any other and raises with it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
 
-from hyper_parallel import wire
+from hyper_parallel import sharing, wire
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.plan import Part, ReductionPlan, Term, digest_bits
 from hyper_parallel.core.union import Ranks
@@ -61,11 +60,6 @@ class _State:
     finished: bool = False
 
 
-# How many stages share each key, and a digest of who holds what, by the ranks that asked and the keys this rank
-# declared. Whoever knows of a change has another digest than the others, or none yet, and all of them ask again.
-_stages: dict[tuple[tuple[Ranks, ...], tuple[str, ...]], tuple[dict[str, int], int]] = {}
-
-
 def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
     """The norm over all ranks, as a 0-d scalar of the platform's widest float.
 
@@ -76,7 +70,7 @@ def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
     Raises:
         ValueError, TypeError, RuntimeError: on every rank, if any rank found an error or the plans disagree.
     """
-    known = _stages.get((plan.stage_steps, plan.shared))
+    known = sharing.known_stages(plan)
     stages, table = known or ({}, 0)
     several = len(plan.parts) > 1 or plan.last is not None
     request = replace(request, stages=stages, table=table, several=several)
@@ -84,7 +78,7 @@ def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
     if state.failure is not None:
         raise state.failure.exception(alone=not plan.communicates)
     if state.stale:
-        _learn_stages(plan, request)
+        sharing.learn_stages(plan, request.platform)
         return total_norm(plan, replace(request, asked=True))
     return request.kind.root(state.statistic * request.kind.sign)
 
@@ -111,24 +105,30 @@ def _run(plan: ReductionPlan, request: Request, stale: bool) -> _State:
 def _contribution(part: Part, request: Request, state: _State) -> _State:
     """This rank's statistic of a part; on a failure it stays NaN, and the rank goes on, as the others wait."""
     failure = state.failure or Failure.of(request.platform.rank(), tuple(map(ValueError, part.errors)))
-    if part.reductions and part.copy_steps:
-        failure = _announce(part, request, replace(state, failure=failure))
-        # A rank without Partial tensors took this exchange for the one that finishes the part.
-        state = replace(state, finished=failure is not None and part.steps == part.copy_steps)
-    if failure is not None:
-        return replace(state, failure=failure)
+    partial = [request.gradients[index] for reduction in part.reductions for index in reduction.term.indices]
+    try:
+        request.platform.check_in_place([gradient for gradient in partial if gradient is not None])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting
+        failure = failure or Failure.of(request.platform.rank(), (error,))
+    state = replace(state, failure=failure)
+    if part.reductions and part.steps:
+        state = _announce(part, request, state)
+    if state.failure is not None:
+        return state
     try:
         return _local(part, request, state)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks are waiting
+    except Exception as error:  # noqa: BLE001
         return replace(state, failure=Failure.of(request.platform.rank(), (error,)))
 
 
-def _announce(part: Part, request: Request, state: _State) -> Failure | None:
-    """Make sure that all ranks are about to reduce the same Partial gradients, before they do."""
-    buffer = _all_reduce(request, part.copy_steps, _packed(part, part.own_digest, request, state))
-    # The host waits here even on a device: it waits for the flags of Partial gradients anyway.
-    header = request.platform.read(buffer, True) or ()
-    return _found(part, part.copy_steps, request, header, state.failure)
+def _announce(part: Part, request: Request, state: _State) -> _State:
+    """Make sure that all ranks are about to reduce the same Partial gradients, before they do.
+
+    Ranks that have none take this exchange for the one that finishes the part. They see the announcement: on a
+    failure the part ends here for all, and else they exchange once more.
+    """
+    _, state, _ = _exchange(part, request, state, announce=True)
+    return replace(state, finished=state.failure is not None)
 
 
 def _local(part: Part, request: Request, state: _State) -> _State:
@@ -182,6 +182,8 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
     if not part.steps or state.finished:
         return replace(state, statistic=request.platform.pack([state.statistic], request.anchor)[0])
     buffer, state, header = _exchange(part, request, state)
+    if header is not None and header[wire.ANNOUNCE] > 0 and state.failure is None:
+        buffer, state, header = _exchange(part, request, state)
     if request.kind.reduce_op == "max":
         return replace(state, statistic=request.platform.where(buffer[wire.NAN] > 0, math.nan, buffer[0]))
     if header is not None and state.failure is None and wire.disagree(header, wire.PRESENCE):
@@ -190,7 +192,9 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
     return replace(state, statistic=buffer[0] / part.divisor)
 
 
-def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _State, Sequence[float] | None]:
+def _exchange(
+    part: Part, request: Request, state: _State, announce: bool = False
+) -> tuple[Buffer, _State, Sequence[float] | None]:
     """Reduce the packed buffer, and check it where the host reads it.
 
     Where reading makes the host wait for the device, it does so only if a gradient may be missing on some copies, if
@@ -198,14 +202,14 @@ def _exchange(part: Part, request: Request, state: _State) -> tuple[Buffer, _Sta
     """
     staged = part.steps != part.copy_steps
     digest = part.digest ^ request.table if staged else part.digest
-    buffer = _all_reduce(request, part.steps, _packed(part, digest, request, state))
+    buffer = _all_reduce(request, part.steps, _packed(part, digest, request, state, announce))
     missing = part.copies and request.kind.reduce_op == "sum"
-    header = request.platform.read(buffer, bool(missing or request.several or staged))
+    header = request.platform.read(buffer, bool(missing or request.several or staged or announce))
     if header is not None:
         differ = staged and not request.asked and wire.disagree(header, wire.PLAN)
         state = replace(state, stale=header[wire.STALE] > 0 or differ)
-        if header[wire.ERROR] > 0 or not differ:
-            state = replace(state, failure=_found(part, part.steps, request, header, state.failure))
+        if header[wire.ERROR] > 0 or not differ or wire.stages_apart(header):
+            state = replace(state, failure=_found(part, request, header, state.failure))
     elif request.first_use or state.failure is not None:
         _check_alone(request.platform.read(buffer, True) or (), state.failure)
     return buffer, state, header
@@ -252,7 +256,7 @@ def _is_present(request: Request, state: _State, index: int) -> bool:
     return request.gradients[index] is not None or index in state.present
 
 
-def _packed(part: Part, digest: int, request: Request, state: _State) -> Buffer:
+def _packed(part: Part, digest: int, request: Request, state: _State, announce: bool) -> Buffer:
     # By position among the copies: the same tensor may have another index on another rank.
     missing = ",".join(
         str(position)
@@ -260,8 +264,9 @@ def _packed(part: Part, digest: int, request: Request, state: _State) -> Buffer:
         if not _is_present(request, state, index)
     )
     nan = state.statistic != state.statistic if request.kind.reduce_op == "max" else 0.0
-    header = wire.header(state.failure is not None, state.stale, digest, digest_bits(missing))
-    return request.platform.pack([state.statistic, nan, *header], request.anchor)
+    flags = wire.flags(state.failure is not None, state.stale, announce)
+    digests = wire.digests(digest, digest_bits(missing), part.own_digest, part.stage, part.num_stages)
+    return request.platform.pack([state.statistic, nan, *flags, *digests], request.anchor)
 
 
 def _all_reduce(request: Request, steps: Sequence[Ranks], buffer: Buffer) -> Buffer:
@@ -270,14 +275,16 @@ def _all_reduce(request: Request, steps: Sequence[Ranks], buffer: Buffer) -> Buf
     return buffer
 
 
-def _found(
-    part: Part, steps: Sequence[Ranks], request: Request, header: Sequence[float], failure: Failure | None
-) -> Failure | None:
+def _found(part: Part, request: Request, header: Sequence[float], failure: Failure | None) -> Failure | None:
     """What any rank reported in the buffer, the same on every rank."""
     if header[wire.ERROR] > 0:
-        return merged(gather(request.platform, steps, failure.reports if failure else ()), failure)
-    if wire.disagree(header, wire.PLAN):
-        return difference(gather(request.platform, steps, [str(meta) for meta in part.tensors]))
+        return merged(gather(request.platform, part.steps, failure.reports if failure else ()), failure)
+    apart = wire.stages_apart(header)
+    if apart or wire.disagree(header, wire.PLAN):
+        found = gather(request.platform, part.steps, (part.stage, [str(meta) for meta in part.tensors]))
+        return difference(
+            [(rank, lines) for rank, (stage, lines) in found if stage in apart[:1] or not apart]
+        )
     return None
 
 
@@ -289,11 +296,3 @@ def _check_alone(header: Sequence[float], failure: Failure | None) -> None:
         raise RuntimeError("another rank could not compute its part of the norm and raised the reason")
     if wire.disagree(header, wire.PLAN):
         raise RuntimeError("the ranks clip different tensors: the names, shapes or placements differ")
-
-
-def _learn_stages(plan: ReductionPlan, request: Request) -> None:
-    """Ask all stages which keys they share, and keep how many hold each of this rank's own."""
-    found = gather(request.platform, plan.stage_steps, (plan.stage, plan.shared))
-    holders = {(stage, key) for _, (stage, keys) in found for key in keys}
-    stages = dict(Counter(key for _, key in holders if key in plan.shared))
-    _stages[plan.stage_steps, plan.shared] = stages, digest_bits(str(sorted(holders))) if holders else 0

@@ -101,6 +101,14 @@ class Collectives(Protocol):
 class TensorMath(Protocol):
     """Arithmetic on local tensors."""
 
+    def check_in_place(self, tensors: Sequence[Tensor]) -> None:
+        """Look whether ``scale_`` can write to the tensors, by their metadata alone.
+
+        Raises:
+            ValueError: it cannot (an expanded tensor, say).
+        """
+        ...
+
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Scalar:
         """The statistic of all elements of at least one tensor, accumulated in float32 or wider; NaN survives.
 

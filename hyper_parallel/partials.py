@@ -58,7 +58,7 @@ def reduce_partials(
         if (statistic := _bucket_statistic(platform, kind, reduction, gradients, bucket, reached, anchor))
         is not None
     ]
-    if nan:
+    if nan and kind.p != 0:  # a NaN is not zero
         statistics.append(platform.pack([math.nan], anchor)[0])
     return Reduced(tuple(statistics), reached[-1])
 

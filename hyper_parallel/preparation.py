@@ -81,7 +81,7 @@ def prepare(source: Any, gradients: Iterable[Tensor | None] | None, pp_mesh: Any
     if given is not None and len(given) != len(parameters):
         raise ValueError(f"{len(given)} gradients for {len(parameters)} parameters")
     local, signature = platform.gradients(parameters, given)
-    key = tuple(map(id, parameters))
+    key = (given is not None, pp_mesh is not None, *map(id, parameters))
     entry = _entries.get(key)
     if entry is not None and (entry.explicit, entry.pp_mesh) != (given is not None, pp_mesh):
         entry = None

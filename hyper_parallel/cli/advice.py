@@ -49,11 +49,11 @@ def _replicated(parts: Sequence[PartExplanation]) -> Iterable[Advice]:
     """What all ranks read alike is work that more ranks do not shorten."""
     total = sum(term.elements for part in parts for term in part.terms)
     found = [
-        (group, part.num_ranks)
+        (group, part.holders)
         for part in parts
-        if part.num_ranks > 1
+        if part.holders > 1
         for term in part.terms
-        if not term.partial and term.copies >= part.num_ranks
+        if not term.partial and term.copies >= part.holders
         for group in term.groups
     ]
     same = sum(group.elements for group, _ in found)
@@ -104,8 +104,8 @@ def _several(plan: ReductionPlan, parts: Sequence[PartExplanation]) -> Iterable[
             yield Advice(
                 "several_steps",
                 f"No process group spans the {prod(map(len, part.steps)):,} ranks that clip together, so it takes "
-                f"{len(part.steps)} all-reduces, one mesh dim after another. With a group over all of them (a mesh "
-                "of theirs, flattened) it is one.",
+                f"{len(part.steps)} all-reduces, one mesh dim after another. torch has a group of the whole job and "
+                "one of each mesh dim. Where the other mesh dims are pipeline stages, pp_mesh makes it one.",
             )
 
 

@@ -8,7 +8,8 @@ numbers are those of a 2-norm with every gradient present, in any step but the f
     explain_model(model, show=False).as_json()
 
 Bytes are those of the buffers that are passed to collectives. MindSpore on the CPU encodes statistics as integers,
-which are more, and all-reduces where others reduce-scatter.
+which are more, and all-reduces where others reduce-scatter. A pipeline stage without Partial gradients takes one
+more exchange than its own tensors show if another stage has some.
 """
 
 from __future__ import annotations
@@ -23,12 +24,9 @@ from hyper_parallel.cli.explanation import Collective, Explanation, PartExplanat
 from hyper_parallel.cli.names import group_parameters
 from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.plan import Part, Reduction, ReductionPlan, TensorMeta, Term, build_plan
-from hyper_parallel.core.union import Groups, Ranks
+from hyper_parallel.core.union import Groups
 from hyper_parallel.partials import BUCKET_NUMEL
 from hyper_parallel.preparation import forget_layouts, prepare
-
-PACKED_NUMEL = 2 + len(wire.header(False, False, 0, 0))
-"""Elements of the packed buffer: the statistic, the NaN flag and the header."""
 
 _VALUE_BYTES = 4  # Partial gradients are flattened to float32
 _SCALAR_BYTES = 8
@@ -106,7 +104,7 @@ def explain_plan(
         rank=rank,
         world_size=world_size,
         parts=parts,
-        last=() if plan.last is None else _packed(plan.last.steps, "stages", scalar_bytes),
+        last=() if plan.last is None else _packed(plan.last, "stages", scalar_bytes),
         elements_read=sum(term.elements for term in terms) + reduced,
         bytes_read=None
         if itemsizes is None
@@ -130,18 +128,19 @@ def _explained(part: Part, rank: int, scalar_bytes: int) -> PartExplanation:
     metas = dict(zip(part.indices, part.tensors, strict=True))
     before: list[Collective] = []
     if part.reductions:
-        before.extend(_packed(part.copy_steps, "agree", scalar_bytes))
+        before.extend(_packed(part, "agree", scalar_bytes))
     for reduction in part.reductions:
         before.extend(_reduced(reduction, scalar_bytes))
     purpose = "statistic" if part.steps == part.copy_steps else "stages"
     return PartExplanation(
         num_ranks=prod(len(ranks) for ranks in part.steps),
+        holders=prod(len(ranks) for ranks in part.copy_steps),
         terms=(
             *(_term(part, term, metas, rank) for term in part.terms),
             *(_term(part, reduction.term, metas, rank, reduction) for reduction in part.reductions),
         ),
         before=tuple(before),
-        finish=_packed(part.steps, purpose, scalar_bytes),
+        finish=_packed(part, purpose, scalar_bytes),
     )
 
 
@@ -190,11 +189,17 @@ def _reduced(reduction: Reduction, scalar_bytes: int) -> Iterable[Collective]:
             elements //= len(ranks)
 
 
-def _packed(steps: Iterable[Ranks], purpose: str, scalar_bytes: int) -> tuple[Collective, ...]:
+def _packed(part: Part, purpose: str, scalar_bytes: int) -> tuple[Collective, ...]:
+    numel = packed_numel(part)
     return tuple(
-        Collective("all_reduce", "sum", purpose, ranks, PACKED_NUMEL, PACKED_NUMEL * scalar_bytes)
-        for ranks in steps
+        Collective("all_reduce", "sum", purpose, ranks, numel, numel * scalar_bytes) for ranks in part.steps
     )
+
+
+def packed_numel(part: Part) -> int:
+    """The length of the packed buffer: the statistic, the NaN flag, and what ``wire`` adds."""
+    digests = wire.digests(0, 0, 0, part.stage, part.num_stages)
+    return 2 + len(wire.flags(False, False, False)) + len(digests)
 
 
 def _local_numel(meta: TensorMeta, rank: int) -> int:

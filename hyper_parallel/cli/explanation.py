@@ -95,9 +95,13 @@ class TermExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PartExplanation:
-    """One packed buffer: what goes into it, and the collectives that precede (``before``) and finish it."""
+    """One packed buffer: what goes into it, and the collectives that precede (``before``) and finish it.
+
+    ``holders`` of the ``num_ranks`` may hold these parameters: those of this pipeline stage, or all of them.
+    """
 
     num_ranks: int
+    holders: int
     terms: tuple[TermExplanation, ...]
     before: tuple[Collective, ...]
     finish: tuple[Collective, ...]
@@ -105,6 +109,7 @@ class PartExplanation:
     def as_json(self) -> dict[str, Any]:
         return {
             "num_ranks": self.num_ranks,
+            "holders": self.holders,
             "terms": [term.as_json() for term in self.terms],
             "collectives": [each.as_json() for each in (*self.before, *self.finish)],
         }
@@ -162,7 +167,7 @@ class Explanation:
         """For machines. Keys stay what they are; a change of meaning raises ``format``.
 
         ``format``, ``rank``, ``world_size`` (or null); ``totals``: ``parameters``, ``collectives``, ``bytes``,
-        ``elements_read``, ``bytes_read`` (or null); ``host_waits``; ``parts``: ``num_ranks``, ``terms``,
+        ``elements_read``, ``bytes_read`` (or null); ``host_waits``; ``parts``: ``num_ranks``, ``holders``, ``terms``,
         ``collectives``; ``last``: collectives; ``collectives``: all of them in the order in which they run;
         ``warnings``: ``kind``, ``text``, ``parameters``. A term has ``kind`` (local or partial), ``parameters``
         (``name``, ``count``, ``global_shape``, ``mesh``: {dim: size}, ``placements``, ``elements``),

@@ -48,7 +48,9 @@ def _table(title: str) -> Table:
 
 
 def _parameters(part: PartExplanation, prefix: str) -> Table:
-    ranks = f"{part.num_ranks:,} ranks" if part.num_ranks > 1 else "this rank alone"
+    ranks = f"{part.holders:,} ranks" if part.holders > 1 else "this rank alone"
+    if part.holders != part.num_ranks:
+        ranks += f" of a pipeline stage, {part.num_ranks:,} in all"
     table = _table(f"{prefix}counted by {ranks}")
     table.add_column("parameters", overflow="fold")
     table.add_column("number", justify="right")

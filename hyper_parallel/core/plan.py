@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
@@ -86,8 +86,8 @@ class Part:
 
     The reduced sum is divided by ``divisor``. ``copies`` are (tensor index, slot) of the tensors that several
     ranks hold alike, equal slots being copies of one piece; they are counted over ``copy_steps``. ``tensors`` are
-    in the order of their indices. ``digest`` is the same on all ranks of the part, ``own_digest`` on those that hold
-    the same tensors. ``errors`` are what this rank alone can see to be wrong; they travel with the
+    in the order of their indices. ``digest`` is the same on all ranks of the part, ``own_digest`` on those of one
+    ``stage``, of which ``num_stages`` meet here. ``errors`` are what this rank alone can see to be wrong; they travel with the
     buffer, so that all ranks raise.
     """
 
@@ -103,6 +103,8 @@ class Part:
     digest: int
     own_digest: int
     errors: tuple[str, ...]
+    stage: int = 0
+    num_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ class ReductionPlan:
     def communicates(self) -> bool:
         """Whether other ranks are involved."""
         return self.last is not None or any(part.steps for part in self.parts)
+
+    @property
+    def alike(self) -> bool:
+        """Whether one exchange finishes the norm, between ranks that hold the same tensors."""
+        return len(self.parts) == 1 and self.last is None and self.parts[0].num_stages == 1
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -165,7 +172,8 @@ def build_plan(
     root = pipeline.root
     inside = set(range(root.ndim)) - set(root.spanned_dims(pipeline.ranks) or ())
     everyone, within = mesh_union(root, rank, groups), mesh_union(root, rank, groups, inside)
-    return ReductionPlan((_part(mine, tensors, rank, everyone, within),), None, stage, across.steps)
+    part = replace(_part(mine, tensors, rank, everyone, within), stage=stage, num_stages=pipeline.size)
+    return ReductionPlan((part,), None, stage, across.steps)
 
 
 def _parts(mine: Sequence[int], tensors: tuple[TensorMeta, ...], rank: int, groups: Groups) -> Iterable[Part]:

@@ -12,6 +12,7 @@ from mindspore import Tensor
 
 from hyper_parallel.interface import LAYOUT_ATTRIBUTE
 from hyper_parallel_mindspore.dtensor import DTensor, attached_layout
+from hyper_parallel_mindspore.gradients import check_strides, check_tensor
 
 
 class MindSporeMath:
@@ -22,6 +23,12 @@ class MindSporeMath:
         if len(dtypes) == 1:
             return dtypes.pop()
         return mindspore.float64 if mindspore.float64 in dtypes else mindspore.float32
+
+    def check_in_place(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            check_tensor(tensor)
+            if not tensor.is_contiguous():
+                check_strides(tensor)
 
 
 def digest(tensor: Tensor, num_bytes: int) -> float:

@@ -122,6 +122,9 @@ class TorchMath:
             total = total * 1.5 + (chunk.to(total.dtype) * weights).sum()
         return total
 
+    def check_in_place(self, tensors: Sequence[Tensor]) -> None:
+        writable(tensors, merge=False)
+
     def nonfinite_count(self, tensor: Tensor) -> int:
         return tensor.numel() - int(torch.isfinite(tensor).sum())
 

@@ -121,15 +121,18 @@ class NumpyMath:
 
     waits = False
 
-    def statistic(self, tensors: Sequence[np.ndarray], kind: NormKind, foreach: bool | None) -> np.float64:
-        if foreach:
-            raise RuntimeError("foreach=True was passed, but NumPy has no foreach kernels")
+    def check_in_place(self, tensors: Sequence[np.ndarray]) -> None:
         for tensor in tensors:
             steps = zip(tensor.strides, tensor.shape, strict=True)
             if tensor.size and any(step == 0 and size > 1 for step, size in steps):
                 raise ValueError(
                     f"a gradient of shape {tensor.shape} is expanded and cannot be scaled in place"
                 )
+
+    def statistic(self, tensors: Sequence[np.ndarray], kind: NormKind, foreach: bool | None) -> np.float64:
+        if foreach:
+            raise RuntimeError("foreach=True was passed, but NumPy has no foreach kernels")
+        self.check_in_place(tensors)
         values = [np.abs(np.asarray(tensor, np.float64)).reshape(-1) for tensor in tensors]
         magnitudes = np.concatenate([np.zeros(0), *values])
         if not magnitudes.size:

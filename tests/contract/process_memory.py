@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import hyper_parallel.execution
+import hyper_parallel.sharing
 import hyper_parallel.preparation
 from tests.contract.numpy_world import current_rank
 
@@ -48,7 +48,7 @@ class PerRank:
 def new_processes() -> Iterator[None]:
     """Ranks that remember nothing of earlier calls, and nothing of each other's."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hyper_parallel.preparation, hyper_parallel.execution):
+        for module in (hyper_parallel.preparation, hyper_parallel.sharing):
             for name, kept in list(vars(module).items()):
                 if isinstance(kept, dict | PerRank) and name.islower() and not name.startswith("__"):
                     patch.setattr(module, name, PerRank())

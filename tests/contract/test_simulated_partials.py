@@ -207,9 +207,6 @@ def test_a_gradient_on_some_copies_only_is_refused_on_every_rank() -> None:
     assert_all_raise(clip(models, [mesh]), ValueError, "has a gradient on some copies only")
 
 
-@pytest.mark.xfail(
-    reason="reduce_partials does not look whether a gradient can be scaled in place", strict=True
-)
 @pytest.mark.parametrize("op", ["sum", "max"])
 def test_an_expanded_partial_gradient_is_refused_on_every_rank(op: str) -> None:
     mesh = Mesh((3,), (0, 1, 2))

@@ -162,15 +162,7 @@ def test_a_shared_gradient_that_is_missing_on_one_stage_still_counts_once(rooted
 
 
 @pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize(
-    "rooted",
-    [
-        False,
-        pytest.param(
-            True, marks=pytest.mark.xfail(reason="the one all-reduce compares no lists within a stage")
-        ),
-    ],
-)
+@pytest.mark.parametrize("rooted", [False, True])
 @pytest.mark.parametrize("odd", [Replicate(), Partial()])
 def test_ranks_of_one_stage_that_clip_different_tensors(
     rooted: bool, waits: bool, odd: Any, monkeypatch: pytest.MonkeyPatch

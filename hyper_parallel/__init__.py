@@ -14,6 +14,13 @@ from hyper_parallel.core.layout import Area, Layout
 from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.placement import Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.norm_shard_plan import (
+    NormShardPlan,
+    build_norm_shard_plan,
+    combine_pipeline_norm_sq,
+    dense_grad_norm_sq_and_refs,
+    scale_grad_refs_,
+)
 from hyper_parallel.platforms import get_platform
 from hyper_parallel.sharded_tensor import (
     DTensor,
@@ -31,19 +38,24 @@ __all__ = [
     "Layout",
     "Mesh",
     "NormKind",
+    "NormShardPlan",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
     "StridedShard",
     "attach_layout",
+    "build_norm_shard_plan",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads",
     "clip_grads_with_norm_",
+    "combine_pipeline_norm_sq",
+    "dense_grad_norm_sq_and_refs",
     "distribute_tensor",
     "get_platform",
     "get_total_norm",
     "init_device_mesh",
     "mark_shared",
+    "scale_grad_refs_",
 ]

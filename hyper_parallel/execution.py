@@ -10,13 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from math import prod
 
-from hyper_parallel import sharing, wire
+from hyper_parallel import checks, sharing, wire
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.plan import Part, ReductionPlan, Term, digest_bits
 from hyper_parallel.core.union import Ranks
-from hyper_parallel.failures import Failure, difference, gather, merged
+from hyper_parallel.failures import Failure
 from hyper_parallel.interface import Buffer, Platform, Scalar, Tensor
 from hyper_parallel.partials import combine, reduce_partials
 
@@ -61,7 +60,12 @@ class _State:
 
 
 def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
-    """The norm over all ranks, as a 0-d scalar of the platform's widest float.
+    """The norm over all ranks, as a 0-d scalar of the platform's widest float; see ``total_statistic``."""
+    return request.kind.root(total_statistic(plan, request))
+
+
+def total_statistic(plan: ReductionPlan, request: Request) -> Scalar:
+    """The statistic over all ranks, of which the norm is the root.
 
     Collectives: per part of the plan one all-reduce per step. If of several copies only some have a gradient, two
     more find out which; Partial gradients cost one more and those of ``reduce_partials``; an error, or a change in
@@ -79,8 +83,8 @@ def total_norm(plan: ReductionPlan, request: Request) -> Scalar:
         raise state.failure.exception(alone=not plan.communicates)
     if state.stale:
         sharing.learn_stages(plan, request.platform)
-        return total_norm(plan, replace(request, asked=True))
-    return request.kind.root(state.statistic * request.kind.sign)
+        return total_statistic(plan, replace(request, asked=True))
+    return state.statistic * request.kind.sign
 
 
 def _run(plan: ReductionPlan, request: Request, stale: bool) -> _State:
@@ -187,6 +191,10 @@ def _finish(part: Part, request: Request, state: _State) -> _State:
     if request.kind.reduce_op == "max":
         return replace(state, statistic=request.platform.where(buffer[wire.NAN] > 0, math.nan, buffer[0]))
     if header is not None and state.failure is None and wire.disagree(header, wire.PRESENCE):
+        if part.strict:
+            there = [(index, slot, _is_present(request, state, index)) for index, slot in part.copies]
+            failure = checks.uneven_copies(part, request.platform, there)
+            return replace(state, failure=failure, statistic=buffer[0] / part.divisor)
         buffer, state, _ = _exchange(part, request, _settled(part, request, state))
         return replace(state, statistic=buffer[0])
     return replace(state, statistic=buffer[0] / part.divisor)
@@ -209,9 +217,9 @@ def _exchange(
         differ = staged and not request.asked and wire.disagree(header, wire.PLAN)
         state = replace(state, stale=header[wire.STALE] > 0 or differ)
         if header[wire.ERROR] > 0 or not differ or wire.stages_apart(header):
-            state = replace(state, failure=_found(part, request, header, state.failure))
+            state = replace(state, failure=checks.found(part, request.platform, header, state.failure))
     elif request.first_use or state.failure is not None:
-        _check_alone(request.platform.read(buffer, True) or (), state.failure)
+        checks.check_alone(request.platform.read(buffer, True) or (), state.failure)
     return buffer, state, header
 
 
@@ -234,22 +242,8 @@ def _settled(part: Part, request: Request, state: _State) -> _State:
     return replace(
         state,
         statistic=_combined(request, [*partials, *_statistics(request, terms)]),
-        failure=_torn(part, request, slots, counts),
+        failure=checks.torn(part, request.platform.rank(), slots, counts),
     )
-
-
-def _torn(part: Part, request: Request, slots: Mapping[int, int], counts: Sequence[float]) -> Failure | None:
-    """A Partial tensor that is missing on all ranks of one copy, and not of another, has been weighted wrongly."""
-    names = dict(zip(part.indices, part.tensors, strict=True))
-    everywhere = prod(len(ranks) for ranks in part.copy_steps)
-    torn = [
-        ValueError(f"{meta.name} is {meta.layout.placements} and has a gradient on some copies only")
-        for reduction in part.reductions
-        for index in reduction.term.indices
-        if (meta := names[index]).layout is not None and index in slots
-        if 0 < counts[slots[index]] < everywhere // meta.layout.num_chunks
-    ]
-    return Failure.of(request.platform.rank(), torn)
 
 
 def _is_present(request: Request, state: _State, index: int) -> bool:
@@ -273,26 +267,3 @@ def _all_reduce(request: Request, steps: Sequence[Ranks], buffer: Buffer) -> Buf
     for ranks in steps:
         buffer = request.platform.all_reduce(buffer, request.kind.reduce_op, ranks)
     return buffer
-
-
-def _found(part: Part, request: Request, header: Sequence[float], failure: Failure | None) -> Failure | None:
-    """What any rank reported in the buffer, the same on every rank."""
-    if header[wire.ERROR] > 0:
-        return merged(gather(request.platform, part.steps, failure.reports if failure else ()), failure)
-    apart = wire.stages_apart(header)
-    if apart or wire.disagree(header, wire.PLAN):
-        found = gather(request.platform, part.steps, (part.stage, [str(meta) for meta in part.tensors]))
-        return difference(
-            [(rank, lines) for rank, (stage, lines) in found if stage in apart[:1] or not apart]
-        )
-    return None
-
-
-def _check_alone(header: Sequence[float], failure: Failure | None) -> None:
-    """Raise without a gather: where reading makes the host wait, the ranks need not read in the same call."""
-    if failure is not None:
-        raise failure.exception()
-    if header[wire.ERROR] > 0:
-        raise RuntimeError("another rank could not compute its part of the norm and raised the reason")
-    if wire.disagree(header, wire.PLAN):
-        raise RuntimeError("the ranks clip different tensors: the names, shapes or placements differ")

@@ -24,6 +24,7 @@ class Prepared:
 
     platform: Platform
     plan: ReductionPlan
+    tensors: tuple[TensorMeta, ...]
     gradients: Sequence[Tensor | None]
     anchor: Tensor | None
     errors: tuple[Exception, ...]
@@ -56,6 +57,7 @@ class _Entry:
     descriptions: tuple[Description, ...]
     references: tuple[weakref.ref[Any], ...]
     plan: ReductionPlan
+    tensors: tuple[TensorMeta, ...]
     indices: tuple[int, ...] | None
     errors: tuple[Exception, ...]
 
@@ -63,37 +65,42 @@ class _Entry:
 _entries: dict[tuple[int, ...], _Entry] = {}
 
 
-def prepare(source: Any, gradients: Iterable[Tensor | None] | None, pp_mesh: Any = None) -> Prepared:
+def prepare(
+    source: Any,
+    gradients: Iterable[Tensor | None] | None,
+    pp_mesh: Any = None,
+    names: Sequence[str] | None = None,
+) -> Prepared:
     """Read the gradients of the parameters in ``source`` and find or build the plan.
 
     Args:
         source: a module or cell, a tensor, or an iterable of tensors.
         gradients: one per parameter, None allowed; without it they are read from the parameters.
         pp_mesh: the device mesh or process group of the pipeline stages.
+        names: what to call the tensors of an iterable.
 
     Raises:
         TypeError: ``source`` holds something else than tensors.
         ValueError: ``gradients`` are not as many as the parameters.
     """
     platform = get_platform()
-    parameters, names = platform.parameters(source)
+    parameters, own_names = platform.parameters(source)
     given = None if gradients is None else list(gradients)
     if given is not None and len(given) != len(parameters):
         raise ValueError(f"{len(given)} gradients for {len(parameters)} parameters")
     local, signature = platform.gradients(parameters, given)
-    key = (given is not None, pp_mesh is not None, *map(id, parameters))
+    key = (given is not None, pp_mesh is not None, hash(tuple(names or ())), *map(id, parameters))
     entry = _entries.get(key)
     if entry is not None and (entry.explicit, entry.pp_mesh) != (given is not None, pp_mesh):
         entry = None
     known = entry is not None and entry.signature == signature
     if entry is None or not known:
-        call = _Call(platform, parameters, names, given, local, pp_mesh)
+        call = _Call(platform, parameters, names or own_names, given, local, pp_mesh)
         entry = _describe(call, signature, entry.descriptions if entry is not None else (), key)
         _warn_of_gradients(call)
     chosen = local if entry.indices is None else [local[index] for index in entry.indices]
-    return Prepared(
-        platform, entry.plan, chosen, parameters[0] if parameters else None, entry.errors, not known
-    )
+    anchor = parameters[0] if parameters else None
+    return Prepared(platform, entry.plan, entry.tensors, chosen, anchor, entry.errors, not known)
 
 
 def forget_layouts() -> None:
@@ -135,6 +142,7 @@ def _describe(
         tuple(descriptions),
         references,
         plan,
+        tuple(metas),
         None if len(indices) == len(call.parameters) else indices,
         tuple(errors),
     )

@@ -44,7 +44,9 @@ def explain_command(
 ) -> None:
     """Print the plan that clip_grad_norm_ would follow: parameters, collectives, bytes, warnings.
 
-    Needs no accelerator, no framework and no other process, whatever the world size.
+    Needs no accelerator, no framework and no other process, whatever the world size. pydoc
+    hyper_parallel.cli.description shows how a description is written, pydoc hyper_parallel.cli.explanation
+    the keys of the JSON.
     """
     try:
         described = read_description(description)

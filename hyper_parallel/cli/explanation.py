@@ -1,4 +1,23 @@
-"""What an explanation consists of. ``Explanation.as_json`` documents the keys for machines."""
+"""What an explanation consists of, and its form for machines: ``Explanation.as_json``, or ``explain --json``.
+
+Keys stay what they are; a change of meaning raises ``format``.
+
+=============  =============================================================================================
+top            ``format``, ``rank``, ``world_size`` (or null), ``totals``, ``host_waits``, ``parts``, ``last``,
+               ``collectives`` (all of them in the order in which they run), ``warnings``
+totals         ``parameters``, ``collectives``, ``bytes``, ``elements_read``, ``bytes_read`` (or null)
+a part         ``num_ranks``, ``holders``, ``terms``, ``collectives``
+a term         ``kind`` (local or partial), ``parameters``, ``num_parameters``, ``elements``, ``copies``,
+               ``shared`` (or null), ``buckets``, ``elements_reduced``
+parameters     ``name``, ``count``, ``global_shape``, ``mesh`` ({dim: size}), ``placements``, ``elements``
+a collective   ``op``, ``reduce_op``, ``purpose``, ``num_ranks``, ``ranks``, ``elements``, ``bytes``, ``repeats``
+a warning      ``kind`` (see ``advice``), ``text``, ``parameters``
+=============  =============================================================================================
+
+``last`` are collectives that combine pipeline stages where no part does. ``ranks`` are lists [start, stop, step] as
+``range`` takes them. ``elements`` of parameters and terms are those that this rank holds. ``elements`` and ``bytes``
+of a collective are those of the buffer that is passed to it; in ``totals``, of all of them times their repeats.
+"""
 
 from __future__ import annotations
 
@@ -164,18 +183,7 @@ class Explanation:
         return sum(term.count for part in self.parts for term in part.terms)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines. Keys stay what they are; a change of meaning raises ``format``.
-
-        ``format``, ``rank``, ``world_size`` (or null); ``totals``: ``parameters``, ``collectives``, ``bytes``,
-        ``elements_read``, ``bytes_read`` (or null); ``host_waits``; ``parts``: ``num_ranks``, ``holders``, ``terms``,
-        ``collectives``; ``last``: collectives; ``collectives``: all of them in the order in which they run;
-        ``warnings``: ``kind``, ``text``, ``parameters``. A term has ``kind`` (local or partial), ``parameters``
-        (``name``, ``count``, ``global_shape``, ``mesh``: {dim: size}, ``placements``, ``elements``),
-        ``num_parameters``, ``elements``, ``copies``, ``shared`` (or null), ``buckets``, ``elements_reduced``. A
-        collective has ``op``, ``reduce_op``, ``purpose``, ``num_ranks``, ``ranks``, ``elements``, ``bytes`` and
-        ``repeats``. ``ranks`` are lists [start, stop, step] as ``range`` takes them; ``elements`` are of this
-        rank; ``bytes`` are those of the buffer that is passed to one collective, and of all of them in ``totals``.
-        """
+        """For machines; the module's docstring describes the keys."""
         return {
             "format": FORMAT,
             "rank": self.rank,

@@ -71,6 +71,31 @@ class Held:
                     ranks.append(rank)
         return tuple((start, extent, tuple(sorted(ranks))) for (start, extent), ranks in found.items())
 
+    def words(self, ranks: Sequence[int]) -> list[str]:
+        """Ranks of a block: ``+`` joins the terms of a sum, a comma copies, and ``/`` areas behind each other."""
+        layout = self.layout
+        spread = [d for d in range(layout.mesh.ndim) if d not in layout.partial_dims]
+        keys = {}
+        for rank in ranks:
+            here = layout.mesh.coordinate(rank) or ()
+            keys[rank] = layout.chunk(rank), tuple(here[d] for d in spread)
+        ordered = sorted(ranks, key=lambda rank: (keys[rank], rank))
+        words = []
+        for rank, after in zip(ordered, [*ordered[1:], None], strict=True):
+            if after is None:
+                words.append(str(rank))
+            elif keys[after] == keys[rank]:
+                words.append(f"{rank} +")
+            else:
+                words.append(f"{rank}," if keys[after][0] == keys[rank][0] else f"{rank} /")
+        return words
+
+    @property
+    def hidden_dims(self) -> tuple[int, ...]:
+        """Tensor dims that are cut and not drawn."""
+        ndim = len(self.layout.global_shape)
+        return tuple(dim for dim in range(ndim) if self._pieces(dim) > 1 and dim not in self.drawn_dims)
+
     def edges(self, axis: int) -> tuple[int, ...]:
         """Where areas begin and end along a drawn dim."""
         found = {0, self.drawn_sizes[axis]}

@@ -29,7 +29,9 @@ MAX_RANKS = 64
 
 _ROW_HEIGHT, _WIDTH, _DPI = 5.6, 12.4, 130
 _EMPTY = "#f2f2f2"
-_MAX_STRIPS, _MAX_TICKS, _SMALLEST_FONT = 16, 18, 4.5
+_AREAS = "Areas of the tensor, and the ranks that hold them"
+_MAX_STRIPS, _MAX_COLUMNS, _MAX_TICKS = 16, 16, 18
+_SMALLEST_FONT, _LARGEST_FONT = 4.5, 14.0
 
 
 def draw(
@@ -109,36 +111,41 @@ def _summary(held: Held) -> str:
 
 
 def _draw_mesh(axes: Any, held: Held) -> None:
-    """Ranks in mesh coordinates: the last dim to the right, all others downwards."""
-    mesh = held.layout.mesh
-    columns = mesh.shape[-1]
-    rows = mesh.size // columns
-    size = _font_size(max(rows, columns))
+    """Ranks in mesh coordinates: the last dim to the right, all others downwards; a long last dim is broken."""
+    mesh, names = held.layout.mesh, held.dim_names
+    columns = _columns(mesh)
+    rows, share = -(-mesh.size // columns), held.copies * held.terms
     for position, rank in enumerate(mesh.ranks):
         row, column = divmod(position, columns)
         color = _color(held, rank)
         _cell(axes, (column, row), (1, 1), color, hatched=held.terms > 1)
-        share = f"\n1/{held.copies * held.terms}" if held.copies * held.terms > 1 else ""
-        text = f"{rank}{share}" if held.areas(rank) else f"{rank}\nempty"
+        note = ([f"1/{share}"] if share > 1 else []) if held.areas(rank) else ["empty"]
+        options = [[str(rank), *note], [": ".join([str(rank), *note])]]
+        text, size = _fitted(options, (1 / columns, 1 / rows), _LARGEST_FONT)
         _label(axes, (column + 0.5, row + 0.5), text, color, size)
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
-    outer, shares = " x ".join(held.dim_names[:-1]), held.copies * held.terms > 1
-    axes.set_title("Ranks in the mesh" + (", and the share each counts" if shares else ""), fontsize=11)
-    axes.set_xlabel(held.dim_names[-1], fontsize=11)
-    axes.set_ylabel(outer, fontsize=11)
-    axes.set_xticks([column + 0.5 for column in range(columns)], [str(column) for column in range(columns)])
-    axes.set_yticks([row + 0.5 for row in range(rows)], _outer_coordinates(mesh, rows) if outer else [""])
+    axes.set_title("Ranks in the mesh" + (", and the share each counts" if share > 1 else ""), fontsize=11)
     axes.tick_params(length=0, labelsize=9)
+    broken = columns != mesh.shape[-1]
+    shown = names if broken else names[:-1]
+    axes.set_xlabel(f"{names[-1]}, in several rows" if broken else names[-1], fontsize=11)
+    axes.set_ylabel(" x ".join(shown) + (" of the first in a row" if broken else ""), fontsize=11)
+    axes.set_xticks([] if broken else [column + 0.5 for column in range(columns)])
+    if not broken:
+        axes.set_xticklabels([str(column) for column in range(columns)])
+    firsts = [mesh.coordinate(mesh.ranks[row * columns]) or () for row in range(rows)]
+    axes.set_yticks(
+        [row + 0.5 for row in range(rows)], [",".join(map(str, first[: len(shown)])) for first in firsts]
+    )
 
 
-def _outer_coordinates(mesh: Mesh, rows: int) -> list[str]:
-    """``1`` in a 2-d mesh, ``0,1`` in a 3-d one."""
-    found = []
-    for row in range(rows):
-        coordinate = mesh.coordinate(mesh.ranks[row * mesh.shape[-1]]) or ()
-        found.append(",".join(map(str, coordinate[:-1])))
-    return found
+def _columns(mesh: Mesh) -> int:
+    """How many ranks stand in a row: those of the last dim, or a part of them."""
+    last = mesh.shape[-1]
+    if last <= _MAX_COLUMNS:
+        return last
+    return max((n for n in range(4, _MAX_COLUMNS // 2 + 1) if last % n == 0), default=_MAX_COLUMNS // 2)
 
 
 def _draw_tensor(axes: Any, held: Held) -> None:
@@ -152,11 +159,12 @@ def _draw_tensor(axes: Any, held: Held) -> None:
     if strips is not None and len(blocks) > _MAX_STRIPS:
         _draw_folded(axes, held, strips)
         return
-    lines = max(len({start[axis] for start, _, _ in blocks}) for axis in (0, 1)) if blocks else 1
     for start, extent, ranks in blocks:
         where, size = (start[1] / width, start[0] / height), (extent[1] / width, extent[0] / height)
-        _draw_area(axes, held, where, size, ranks, lines)
-    axes.set_title("Areas of the tensor, and the ranks that hold them", fontsize=11)
+        _draw_area(axes, held, where, size, ranks)
+    behind = ", ".join(map(str, held.hidden_dims))
+    title = f"Areas (dim {behind} is cut too: / joins areas behind each other)" if behind else _AREAS
+    axes.set_title(title, fontsize=11)
     axes.set_ylabel(dims[0], fontsize=11)
     axes.set_xlabel(dims[1], fontsize=11)
     rows, columns = (_ticks(held, axis) for axis in (0, 1))
@@ -182,7 +190,7 @@ def _draw_folded(axes: Any, held: Held, axis: int) -> None:
         where, size = (column / columns, row / rows), (1 / columns, 1 / rows)
         first, last = start[axis], start[axis] + extent[axis] - 1
         note = f"{first}:  " if first == last else f"{first}-{last}:  "
-        _draw_area(axes, held, where, size, ranks, 6, note)
+        _draw_area(axes, held, where, size, ranks, note)
     dim = held.drawn_dims[axis]
     axes.set_title(f"Areas of the tensor: indices of dim {dim}, and the ranks that hold them", fontsize=11)
     axes.set_xlabel(f"dim {dim}: downwards, then the next column", fontsize=11)
@@ -196,29 +204,27 @@ def _draw_area(
     where: tuple[float, float],
     size: tuple[float, float],
     ranks: Sequence[int],
-    lines: int,
     note: str = "",
 ) -> None:
     color = _color(held, ranks[0])
     _cell(axes, where, size, color, hatched=held.terms > 1)
-    between = " + " if held.terms > 1 and held.copies == 1 else ", "
-    text, font = _fitted(note, list(map(str, ranks)), between, size, _font_size(lines))
+    words = held.words(ranks)
+    options = []
+    for number in range(1, len(words) + 1):
+        per_line = -(-len(words) // number)
+        lines = [" ".join(words[i : i + per_line]) for i in range(0, len(words), per_line)]
+        options.append([note + lines[0], *lines[1:]])
+    text, font = _fitted(options, size, _LARGEST_FONT)
     _label(axes, (where[0] + size[0] / 2, where[1] + size[1] / 2), text, color, font)
 
 
-def _fitted(
-    note: str, words: Sequence[str], between: str, size: tuple[float, float], largest: float
-) -> tuple[str, float]:
-    """The words in the fewest lines that let them be as large as they can, and their font size."""
+def _fitted(options: Sequence[Sequence[str]], size: tuple[float, float], largest: float) -> tuple[str, float]:
+    """The first of several ways to break lines that can be set largest in a cell of a panel, and the font size."""
     best, found = 0.0, ""
-    for number in range(1, len(words) + 1):
-        per_line = -(-len(words) // number)
-        lines = [between.join(words[i : i + per_line]) for i in range(0, len(words), per_line)]
-        lines[0] = note + lines[0]
-        width, height = 560 * size[0] / max(map(len, lines)), 230 * size[1] / len(lines)
-        font = min(largest, width, height)
+    for lines in options:
+        font = min(largest, 520 * size[0] / max(map(len, lines)), 205 * size[1] / len(lines))
         if font > best:
-            best, found = font, (between.rstrip() + "\n").join(lines)
+            best, found = font, "\n".join(lines)
     return found, max(best, _SMALLEST_FONT)
 
 
@@ -231,10 +237,6 @@ def _cell(axes: Any, where: Any, size: Any, color: Any, hatched: bool) -> None:
 
 def _label(axes: Any, where: tuple[float, float], text: str, color: Any, size: float) -> None:
     axes.text(*where, text, ha="center", va="center", fontsize=size, color=_ink(color), linespacing=1.1)
-
-
-def _font_size(cells: int) -> float:
-    return {1: 15.0, 2: 15.0, 3: 14.0, 4: 13.0}.get(cells, max(60 / cells, 6.0) if cells > 8 else 11.0)
 
 
 def _color(held: Held, rank: int) -> Any:

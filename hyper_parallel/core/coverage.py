@@ -6,11 +6,11 @@ Here parameters with equal tables are checked once, and the n blocks of what is 
 1. a grid, nearly always: n distinct blocks, each a product of intervals that tile their dim, out of a grid of n,
    are that grid. Sets of intervals decide it in O(d n log n).
 2. else swept: space is cut wherever no block is cut and, which keeps the depth at O(d log n), at the median edge,
-   until each block spans its cell in all dims but one. Such slabs are sorted and swept along that dim. This is
-   O(n log(n)**2) while a cut meets few blocks, and up to O(n**2) if many cross everywhere (rods, random overlaps).
+   until each block spans its cell in all dims but one. Such slabs are sorted and swept along that dim: O(n log(n)**2)
+   while a cut meets few blocks, about n**2 if many cross everywhere (rods, random overlaps).
 
-Layouts need no sweep: placements cut every dim into intervals that tile it, so the blocks are a grid. But ranks may
-disagree, which a digest shows. Who holds copies follows from the mesh and its sharded dims alone, in O(ranks).
+Layouts need no sweep, as placements cut every dim into intervals that tile it. But ranks may disagree, which a digest
+shows. Who holds copies follows from the mesh and its sharded dims alone, in O(ranks).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.plan import TensorMeta, digest_bits
 from hyper_parallel.core.union import Ranks
 
+Shape: TypeAlias = tuple[int, ...]
 Areas: TypeAlias = tuple[Area, ...]
 Spans: TypeAlias = tuple[Interval, ...]
 Box: TypeAlias = tuple[Spans, int]
@@ -94,29 +95,34 @@ def check_coverage(tables: Tables, ranks: Collection[int]) -> tuple[Shards, tupl
         errors.append(
             CoverageError("ranks", (rank,), f"rank {rank} is {what} of the stage of {_text(ranks)}")
         )
-    holders = tuple(sorted(set(ranks).intersection(tables)))
-    members = [tables[rank] for rank in holders]
-    fqns = dict.fromkeys(chain.from_iterable(members))
-    complete = all(len(table) == len(fqns) for table in members)
+    holders = sorted(set(ranks).intersection(tables))
+    offsets, sizes = attrgetter("offsets"), attrgetter("sizes")
+    known: dict[Hashable, LocalShard] = {}
+    columns: dict[str, dict[int, LocalShard]] = {}
+    for rank in holders:
+        for fqn, entry in tables[rank].items():
+            # Plain tuples hash and compare several times faster than dataclasses.
+            key = entry.global_shape, entry.problem, *map(offsets, entry.areas), *map(sizes, entry.areas)
+            columns.setdefault(fqn, {})[rank] = known.setdefault(key, entry)
     shards: Shards = {}
     seen: dict[Hashable, tuple[tuple[ShardCopies, ...], tuple[CoverageError, ...]]] = {}
-    for fqn in fqns:
-        having = holders if complete else tuple(rank for rank in holders if fqn in tables[rank])
-        fields = attrgetter("global_shape", "problem", "areas")
-        shapes, problems, areas = zip(*[fields(t[fqn]) for t in members if complete or fqn in t], strict=True)
-        key = having, shapes, problems, tuple(map(len, areas)), _bounds(chain.from_iterable(areas))
-        found = seen.get(key)
-        if found is None:
-            held = _grouped([tuple([a for a in some if 0 not in a.sizes]) for some in areas], having)
-            copies = tuple(ShardCopies(some, those) for some, those in held.items())
-            found = seen[key] = copies, tuple(_shard_errors(_grouped(shapes, having), problems, held, having))
-        shards[fqn] = found[0]
-        errors += [replace(error, fqn=fqn, reason=f"{fqn}: {error.reason}") for error in found[1]]
-        if len(having) < len(holders):
-            lacking = tuple(sorted(set(holders).difference(having)))
-            reason = f"{fqn}: missing on {_text(lacking)}, present on {_text(having)} of the same stage"
-            errors.append(CoverageError("fqns", lacking, reason, fqn=fqn))
+    for fqn, column in columns.items():
+        pattern = tuple(column), tuple(map(id, column.values()))
+        if pattern not in seen:
+            seen[pattern] = _check(column)
+        shards[fqn], found = seen[pattern]
+        errors += [replace(error, fqn=fqn, reason=f"{fqn}: {error.reason}") for error in found]
+        if lacking := sorted(set(holders).difference(column) if len(column) < len(holders) else ()):
+            reason = f"{fqn}: missing on {_text(lacking)}, present on {_text(column)} of the same stage"
+            errors.append(CoverageError("fqns", tuple(lacking), reason, fqn=fqn))
     return shards, tuple(errors)
+
+
+def local_shard(layout: Layout, rank: int) -> LocalShard:
+    """What ``rank`` holds according to ``layout``; to be outside of its mesh is a problem."""
+    if layout.mesh.coordinate(rank) is None:
+        return LocalShard(layout.global_shape, (), f"outside of its mesh of {_text(layout.mesh.ranks)}")
+    return LocalShard(layout.global_shape, layout.areas(rank))
 
 
 def layout_copies(layouts: Sequence[Layout]) -> list[tuple[Ranks, ...]]:
@@ -168,12 +174,6 @@ def _chunk_ranks(mesh: Mesh, shard_dims: tuple[int, ...]) -> tuple[Ranks, ...]:
     return tuple(tuple(sorted([mesh.ranks[first + step] for step in along])) for first in firsts)
 
 
-def _bounds(areas: Iterable[Area]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """All offsets and all sizes: plain tuples hash and compare several times faster than areas."""
-    areas = list(areas)
-    return tuple(map(attrgetter("offsets"), areas)), tuple(map(attrgetter("sizes"), areas))
-
-
 def _grouped(keys: Iterable[Key], ranks: Ranks) -> dict[Key, Ranks]:
     groups: dict[Key, list[int]] = {}
     for key, rank in zip(keys, ranks, strict=True):
@@ -181,31 +181,29 @@ def _grouped(keys: Iterable[Key], ranks: Ranks) -> dict[Key, Ranks]:
     return {key: tuple(group) for key, group in groups.items()}
 
 
-def _shard_errors(
-    shapes: Mapping[tuple[int, ...], Ranks],
-    problems: Sequence[str | None],
-    held: Mapping[Areas, Ranks],
-    ranks: Ranks,
-) -> Iterator[CoverageError]:
-    """The errors of one parameter, still without its name."""
-    for problem, those in _grouped(problems, ranks).items():
-        if problem is not None:
-            yield CoverageError("local", those, f"{_text(those)}: {problem}")
+def _check(column: Mapping[int, LocalShard]) -> tuple[tuple[ShardCopies, ...], tuple[CoverageError, ...]]:
+    """The shards of one parameter, and its errors, which still lack its name."""
+    ranks, errors = tuple(column), []
+    held = _grouped([tuple([a for a in entry.areas if 0 not in a.sizes]) for entry in column.values()], ranks)
+    problems = {rank: entry.problem for rank, entry in column.items() if entry.problem is not None}
+    for problem, those in _grouped(problems.values(), tuple(problems)).items():
+        errors.append(CoverageError("local", those, f"{_text(those)}: {problem}"))
+    shapes = _grouped([entry.global_shape for entry in column.values()], ranks)
     shape = next(iter(shapes))
     if len(shapes) > 1 or min(shape, default=0) < 0:
         text = ", ".join(f"{shape} on {_text(those)}" for shape, those in shapes.items())
-        yield CoverageError("shapes", ranks, f"global shape {text}; areas are not compared")
+        errors.append(CoverageError("shapes", ranks, f"global shape {text}; areas are not compared"))
     elif not _is_grid(shape, list(chain.from_iterable(held))):
-        for error in _cover_errors(shape, held, ranks):
-            # A rank with a problem may not know what it holds.
-            if error.kind != "hole" or not any(problems):
-                yield error
+        # A rank with a problem may not know what it holds.
+        errors += [e for e in _cover_errors(shape, held, ranks) if not problems or e.kind != "hole"]
+    return tuple(ShardCopies(areas, those) for areas, those in held.items()), tuple(errors)
 
 
-def _is_grid(shape: tuple[int, ...], areas: Sequence[Area]) -> bool:
-    offsets, sizes = _bounds(areas)
-    if not areas or {*map(len, offsets), *map(len, sizes)} != {len(shape)}:
+def _is_grid(shape: Shape, areas: Sequence[Area]) -> bool:
+    blocks = {(area.offsets, area.sizes) for area in areas}
+    if not blocks or {len(point) for block in blocks for point in block} != {len(shape)}:
         return not areas and 0 in shape
+    offsets, sizes = zip(*blocks, strict=True)
     number = 1
     for end, starts, lengths in zip(shape, zip(*offsets, strict=True), zip(*sizes, strict=True), strict=True):
         intervals = sorted(set(zip(starts, lengths, strict=True)))
@@ -213,23 +211,19 @@ def _is_grid(shape: tuple[int, ...], areas: Sequence[Area]) -> bool:
         if [start for start, _ in intervals] + [end] != [0, *stops] or min(lengths) < 0:
             return False
         number *= len(intervals)
-    return number == len(areas) == len(set(zip(offsets, sizes, strict=True)))
+    return number == len(areas) == len(blocks)
 
 
-def _cover_errors(
-    shape: tuple[int, ...], held: Mapping[Areas, Ranks], ranks: Ranks
-) -> Iterator[CoverageError]:
+def _cover_errors(shape: Shape, held: Mapping[Areas, Ranks], ranks: Ranks) -> Iterator[CoverageError]:
     """Areas outside of ``shape`` (what lies inside still counts), overlaps, and what is missing."""
     owners = [(area, those) for areas, those in held.items() for area in areas]
     boxes: list[Box] = []
     for number, (area, those) in enumerate(owners):
         spans = tuple((o, o + size) for o, size in zip(area.offsets, area.sizes, strict=False))
-        inside = tuple(
-            (max(start, 0), min(stop, end)) for (start, stop), end in zip(spans, shape, strict=False)
-        )
+        inside = tuple((max(a, 0), min(b, end)) for (a, b), end in zip(spans, shape, strict=False))
         fits = len(area.offsets) == len(area.sizes) == len(shape)
         if not fits or inside != spans or min(area.sizes, default=0) < 0:
-            reason = f"{_where(area)} on {_text(those)} lies outside of the global shape {shape}"
+            reason = f"{area} on {_text(those)} lies outside of the global shape {shape}"
             yield CoverageError("bounds", those, reason, (area,))
         if fits and all(start < stop for start, stop in inside):
             boxes.append((inside, number))
@@ -237,13 +231,11 @@ def _cover_errors(
     missing, hole = _sweep(tuple((0, size) for size in shape), boxes, met)
     for pair in sorted({(min(pair), max(pair)) for pair in met.items()}):
         (one, those), (other, others) = owners[pair[0]], owners[pair[1]]
-        reason = f"{_where(one)} on {_text(those)} overlaps {_where(other)} on {_text(others)}"
+        reason = f"{one} on {_text(those)} overlaps {other} on {_text(others)}"
         yield CoverageError("overlap", tuple(sorted({*those, *others})), reason, (one, other))
     if hole is not None:
         area = Area(tuple(start for start, _ in hole), tuple(stop - start for start, stop in hole))
-        reason = (
-            f"{missing} of {prod(shape)} elements are on none of {_text(ranks)}, among them {_where(area)}"
-        )
+        reason = f"{missing} of {prod(shape)} elements are missing on {_text(ranks)}, among them {area}"
         yield CoverageError("hole", ranks, reason, (area,))
 
 
@@ -261,7 +253,9 @@ def _sweep(cell: Spans, boxes: Sequence[Box], met: dict[int, int]) -> tuple[int,
     ways = []
     for dim, ends in enumerate(cell):
         edges = sorted(edge for spans in crossing for edge in spans[dim] if edge not in ends)
-        free = _free_cuts(spans[dim] for spans, _ in boxes)
+        ordered = sorted(spans[dim] for spans, _ in boxes)
+        reach = accumulate((stop for _, stop in ordered), max)
+        free = {start for (start, _), far in zip(ordered[1:], reach, strict=False) if start >= far}
         ways.append((len(free), len(edges), dim, sorted({*free, *edges[len(edges) // 2 :][:1]})))
     *_, dim, cuts = max(ways)
     starts, stops = [cell[dim][0], *cuts], [*cuts, cell[dim][1]]
@@ -276,13 +270,6 @@ def _sweep(cell: Spans, boxes: Sequence[Box], met: dict[int, int]) -> tuple[int,
         more, where = _sweep((*cell[:dim], (start, stop), *cell[dim + 1 :]), some, met)
         missing, hole = missing + more, hole or where
     return missing, hole
-
-
-def _free_cuts(spans: Iterable[Interval]) -> list[int]:
-    """Where an interval starts and none is cut."""
-    ordered = sorted(spans)
-    reach = accumulate((stop for _, stop in ordered), max)
-    return [start for (start, _), far in zip(ordered[1:], reach, strict=False) if start >= far]
 
 
 def _sweep_slabs(cell: Spans, boxes: Sequence[Box], met: dict[int, int]) -> tuple[int, Spans | None]:
@@ -308,11 +295,5 @@ def _sweep_slabs(cell: Spans, boxes: Sequence[Box], met: dict[int, int]) -> tupl
 
 
 def _text(ranks: Collection[int]) -> str:
-    some = ", ".join(map(str, sorted(ranks)[:PRINTED]))
-    return f"rank{'s' * (len(ranks) > 1)} {some}" + f" and {len(ranks) - PRINTED} more" * (
-        len(ranks) > PRINTED
-    )
-
-
-def _where(area: Area) -> str:
-    return f"offsets {area.offsets} sizes {area.sizes}"
+    more = f" and {len(ranks) - PRINTED} more" if len(ranks) > PRINTED else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)[:PRINTED]))}{more}"

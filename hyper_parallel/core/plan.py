@@ -87,7 +87,7 @@ class Part:
     The reduced sum is divided by ``divisor``. ``copies`` are (tensor index, slot) of the tensors that several
     ranks hold alike, equal slots being copies of one piece; they are counted over ``copy_steps``. ``tensors`` are
     in the order of their indices. ``digest`` is the same on all ranks of the part, ``own_digest`` on those of one
-    ``stage``, of which ``num_stages`` meet here. ``errors`` are what this rank alone can see to be wrong; they travel with the
+    ``stage``, of which ``num_stages`` meet here. ``strict``: a gradient on some copies only is an error. ``errors`` are what this rank alone can see to be wrong; they travel with the
     buffer, so that all ranks raise.
     """
 
@@ -105,6 +105,7 @@ class Part:
     errors: tuple[str, ...]
     stage: int = 0
     num_stages: int = 1
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _part(
     copies, slot = [], 0
     for i in indices:
         meta, pieces = tensors[i], tensors[i].pieces()
-        chain = _chain(meta.layout, rank)
+        chain = reduce_chain(meta.layout, rank)
         # Two meshes may have the same lines through this rank, and others through the next rank along them.
         whole = meta.layout.mesh.ranks if meta.layout is not None and len(chain) > 1 else ()
         terms.setdefault((pieces // unit, meta.shared, chain, whole), []).append(i)
@@ -219,7 +220,7 @@ def _part(
         steps=union.steps,
         terms=tuple(term for chain, term in built if not chain),
         reductions=tuple(
-            Reduction(chain, term, tuple(_local_numel(tensors[i], rank) for i in term.indices))
+            Reduction(chain, term, tuple(local_numel(tensors[i], rank) for i in term.indices))
             for chain, term in built
             if chain
         ),
@@ -235,7 +236,8 @@ def _part(
     )
 
 
-def _chain(layout: Layout | None, rank: int) -> tuple[tuple[Ranks, str], ...]:
+def reduce_chain(layout: Layout | None, rank: int) -> tuple[tuple[Ranks, str], ...]:
+    """The (ranks in mesh order, reduce op) along which a Partial tensor is reduced, one mesh dim after another."""
     if layout is None:
         return ()
     reduce_ops = [(d, p.reduce_op) for d, p in enumerate(layout.placements) if isinstance(p, Partial)]
@@ -243,7 +245,8 @@ def _chain(layout: Layout | None, rank: int) -> tuple[tuple[Ranks, str], ...]:
     return tuple((ranks, reduce_op) for ranks, reduce_op in lines if len(ranks) > 1)
 
 
-def _local_numel(meta: TensorMeta, rank: int) -> int:
+def local_numel(meta: TensorMeta, rank: int) -> int:
+    """The number of elements that ``rank`` holds of a tensor with a layout."""
     return 0 if meta.layout is None else prod(meta.layout.local_shape(rank))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
+from hyper_parallel.cli import description
 from hyper_parallel.cli.description import parse_description
 from hyper_parallel.cli.fields import DescriptionError
 from hyper_parallel.cli.names import common_name, ranks_name
@@ -34,6 +37,17 @@ def test_good() -> None:
     assert described.itemsizes(0) == (2, 2, 2, 2)
     assert described.tensors(5)[0].layout.local_shape(5) == (1, 4)
     assert described.groups(5) == {tuple(range(8)), (4, 5), (1, 3, 5, 7)}
+
+
+def test_the_example_of_the_documentation() -> None:
+    example = (description.__doc__ or "").partition("\n\n")[2].rpartition("\n\n")[0]
+    described = parse_description(textwrap.dedent(example))
+    assert [meta.name for meta in described.tensors(512)][:2] == [
+        "layers.16.attention.wq",
+        "layers.17.attention.wq",
+    ]
+    assert len(described.tensors(512)) == 17
+    assert tuple(range(512, 1024)) in described.groups(600)
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,22 @@ def test_shows_the_ranks_that_count_together(
     shown = [held_by(meta, tensors, rank, described.pipeline_mesh(rank)) for meta in tensors]
     assert {held.name: held.copies for held in shown} == copies
     assert {held.layout.mesh.ranks for held in shown} == {ranks}
+
+
+def test_words_tell_terms_copies_and_hidden_areas_apart() -> None:
+    described = parse_description(
+        "world_size: 8\nmeshes: {world: {a: 2, b: 2, c: 2}}\nparameters:\n"
+        "  - {fqn: sum, shape: [4], mesh: [a, b, c], placements: 'Shard(0), Replicate, Partial'}\n"
+        "  - {fqn: cube, shape: [2, 2, 2], mesh: [a, b, c], placements: 'Shard(0), Shard(1), Shard(2)'}\n"
+    )
+    tensors = described.tensors(0)
+    texts = [
+        [" ".join(held.words(ranks)) for _, _, ranks in held.blocks()]
+        for held in (held_by(meta, tensors, 0, None) for meta in tensors)
+    ]
+    assert texts == [["0 + 1, 2 + 3", "4 + 5, 6 + 7"], ["0 / 1", "2 / 3", "4 / 5", "6 / 7"]]
+
+
+def test_long_mesh_dims_are_broken(tmp_path: Path) -> None:
+    text = "world_size: 64\nmeshes: {world: {dp: 64}}\nparameters:\n  - {fqn: w, shape: [64], mesh: dp, placements: Shard(0)}"
+    assert "dp of the first in a row" in drawn(tmp_path, text, ".svg").read_text()

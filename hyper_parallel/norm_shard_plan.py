@@ -1,0 +1,162 @@
+"""The pieces of clipping, for trainers that keep some parameters to themselves.
+
+Such a trainer has parameters that this library does not see (host-resident tables, an external optimizer, a second
+framework). It takes the squared norm of the dense ones, adds its own, and scales:
+
+    plan = build_norm_shard_plan(model, excluded_params=["table"], mesh_context=context)       # once
+    norm_sq, refs = dense_grad_norm_sq_and_refs(model, ["table"], plan, context)               # in each step
+    norm_sq = combine_pipeline_norm_sq(norm_sq + own_norm_sq, pp_mesh)
+    scale_grad_refs_(refs, (max_norm / (norm_sq.sqrt() + 1e-6)).clamp(max=1))                  # torch's formula
+
+The plan is not derived from what layouts promise, but from what all ranks say they hold: their areas are gathered
+once and must cover every tensor exactly, and of equal areas one rank counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.core.coverage import LocalShard, local_shard, verify_coverage
+from hyper_parallel.core.layout import Area
+from hyper_parallel.core.norm import NormKind
+from hyper_parallel.core.plan import ReductionPlan, TensorMeta
+from hyper_parallel.core.staged import staged_part
+from hyper_parallel.core.union import Ranks, Union, mesh_union
+from hyper_parallel.execution import Request, total_statistic
+from hyper_parallel.failures import gather
+from hyper_parallel.interface import Platform, Tensor
+from hyper_parallel.platforms import get_platform
+from hyper_parallel.preparation import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class NormShardPlan:
+    """Who counts what, by FQN, as seen from one rank. Can be pickled; the mappings are not to be changed.
+
+    Attributes:
+        representatives: whether this rank counts its shard, as the smallest of those that hold the same.
+        replica_ranks: the ranks that hold the same areas as this one, ascending, itself included.
+    """
+
+    representatives: Mapping[str, bool]
+    replica_ranks: Mapping[str, Ranks]
+
+
+def build_norm_shard_plan(
+    model: Any, excluded_params: Iterable[Any] = (), mesh_context: Any = None
+) -> NormShardPlan:
+    """Gather who holds what, check that it covers every tensor exactly, and choose who counts.
+
+    Args:
+        model: a module or cell, or an iterable of tensors, which are then named by their position.
+        excluded_params: FQNs or parameters that the caller counts by itself.
+        mesh_context: anything with a ``device_mesh``, whose ranks are this pipeline stage; None: all ranks.
+
+    Raises:
+        ValueError: on every rank of the stage, with all errors: other FQNs or global shapes on some ranks, holes,
+            overlaps, areas out of bounds, a local tensor that is not what its layout says, a rank outside its mesh.
+
+    Collectives: one gather of a table per rank over the stage.
+    """
+    platform = get_platform()
+    stage = _stage(platform, mesh_context)
+    prepared = _dense(model, excluded_params)
+    rank = platform.rank()
+    table = {meta.name: _held(meta, rank) for meta in prepared.tensors}
+    for error in prepared.errors:
+        name = str(error).partition(":")[0]
+        table[name] = LocalShard(table[name].global_shape, table[name].areas, str(error))
+    tables = dict(gather(platform, stage.steps, table))
+    shards = verify_coverage(tables, stage.ranks)
+    replica_ranks = {
+        fqn: next(copies.ranks for copies in distinct if rank in copies.ranks)
+        for fqn, distinct in shards.items()
+    }
+    return NormShardPlan({fqn: ranks[0] == rank for fqn, ranks in replica_ranks.items()}, replica_ranks)
+
+
+def dense_grad_norm_sq_and_refs(
+    model: Any, excluded_params: Iterable[Any], norm_shard_plan: NormShardPlan, mesh_context: Any = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The squared L2 norm of a stage's dense gradients, and the gradients to scale.
+
+    Args:
+        model, excluded_params, mesh_context: as for ``build_norm_shard_plan``.
+        norm_shard_plan: what that returned on this rank.
+
+    Returns:
+        A 0-d float32 tensor, the same bits on every rank of the stage, and this rank's local gradients in the
+        order of the parameters: they share memory with what the optimizer will read (``main_grad`` where there is
+        one, else ``grad``; the local tensor of a DTensor).
+
+    Raises:
+        ValueError: on every rank, if a parameter is not in the plan, a local tensor is not what its layout says, or
+            some copies of a shard have a gradient and others have none.
+
+    Collectives: one all-reduce over the stage; Partial gradients as in ``clip_grad_norm_``.
+    """
+    platform = get_platform()
+    stage = _stage(platform, mesh_context)
+    prepared = _dense(model, excluded_params)
+    held = tuple(norm_shard_plan.replica_ranks.get(meta.name, ()) for meta in prepared.tensors)
+    plan = ReductionPlan((staged_part(prepared.tensors, platform.rank(), stage, held),))
+    request = Request(
+        platform,
+        NormKind(2),
+        prepared.gradients,
+        prepared.anchor,
+        errors=prepared.errors,
+        first_use=prepared.first_use,
+    )
+    norm_sq = platform.cast(total_statistic(plan, request), None, prepared.anchor)
+    return norm_sq, [gradient for gradient in prepared.gradients if gradient is not None]
+
+
+def combine_pipeline_norm_sq(norm_sq: Tensor, pp_mesh: Any) -> Tensor:
+    """The sum of the squared norms of all pipeline stages, as a 0-d float32 tensor.
+
+    Collectives: one all-reduce of one number over ``pp_mesh``, or one per mesh dim.
+    """
+    platform = get_platform()
+    stages = mesh_union(platform.mesh(pp_mesh), platform.rank(), platform.groups())
+    buffer = platform.pack([platform.cast(norm_sq, None, norm_sq)], norm_sq)
+    for ranks in stages.steps:
+        buffer = platform.all_reduce(buffer, "sum", ranks)
+    return platform.cast(buffer[0], None, norm_sq)
+
+
+def scale_grad_refs_(refs: Sequence[Tensor], coefficient: Tensor | float) -> None:
+    """Multiply gradients in place by a coefficient, in float32; ``refs`` that share memory are scaled once."""
+    if refs:
+        platform = get_platform()
+        platform.scale_(refs, platform.cast(coefficient, None, refs[0]), None)
+
+
+def _dense(model: Any, excluded_params: Iterable[Any]) -> Prepared:
+    excluded = list(excluded_params)
+    fqns, objects = {each for each in excluded if isinstance(each, str)}, {id(each) for each in excluded}
+    parameters, names = get_platform().parameters(model)
+    names = list(names) or [f"tensor {index}" for index in range(len(parameters))]
+    kept = {
+        name: parameter
+        for name, parameter in zip(names, parameters, strict=True)
+        if name not in fqns and id(parameter) not in objects
+    }
+    return prepare(list(kept.values()), None, names=list(kept))
+
+
+def _stage(platform: Platform, mesh_context: Any) -> Union:
+    """The ranks that hold the parameters of this stage."""
+    rank, groups = platform.rank(), platform.groups()
+    if mesh_context is not None:
+        return mesh_union(platform.mesh(mesh_context.device_mesh), rank, groups)
+    world = max(groups, key=len, default=(rank,))
+    return Union(world, (world,) if len(world) > 1 else ())
+
+
+def _held(meta: TensorMeta, rank: int) -> LocalShard:
+    if meta.layout is not None:
+        return local_shard(meta.layout, rank)
+    return LocalShard(meta.global_shape, (Area((0,) * len(meta.global_shape), meta.global_shape),))

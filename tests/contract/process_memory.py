@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import hyper_parallel.sharing
 import hyper_parallel.preparation
+import hyper_parallel.sharing
 from tests.contract.numpy_world import current_rank
 
 

@@ -154,7 +154,8 @@ def _statistic(tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) 
 def _on_device(tensors: list[Tensor], kind: NormKind, device: torch.device) -> Tensor:
     """The statistic, without waiting for the device."""
     if math.isinf(kind.p):
-        return _extremum(tensors, kind, device)
+        ends = torch.stack([_extremum(tensor, kind).to(_wide(device)) for tensor in tensors])
+        return ends.amax() if kind.p > 0 else ends.amin()
     if kind.p == 0:
         return torch.stack([torch.count_nonzero(tensor) for tensor in tensors]).sum().to(_wide(device))
     if _has_foreach(device):
@@ -168,7 +169,9 @@ def _on_device(tensors: list[Tensor], kind: NormKind, device: torch.device) -> T
 def _on_host(tensors: Sequence[Tensor], kind: NormKind) -> float:
     """The statistic, powers in float64: their error grows by 1/p in the norm, and float32 is off by 2e-6 at p = 1."""
     if math.isinf(kind.p):
-        return float(_extremum(_chunks(tensors), kind, torch.device("cpu")))
+        # Floats, since small tensors that live on between large ones would keep the heap from being reused.
+        ends = [float(_extremum(chunk, kind)) for chunk in _chunks(tensors)]
+        return math.nan if any(map(math.isnan, ends)) else max(ends) if kind.p > 0 else min(ends)
     if kind.p == 0:
         return float(sum(int(torch.count_nonzero(chunk)) for chunk in _chunks(tensors)))
     norms = (torch.linalg.vector_norm(chunk, kind.p) for chunk in _chunks(tensors, torch.float64))
@@ -188,12 +191,13 @@ def _square_sum(tensors: Sequence[Tensor]) -> float:
     return total
 
 
-def _extremum(tensors: Iterable[Tensor], kind: NormKind, device: torch.device) -> Tensor:
+def _extremum(tensor: Tensor, kind: NormKind) -> Tensor:
     """The largest or smallest absolute value; NaN survives all of these operations."""
-    if kind.p > 0:
-        ends = [end for t in tensors for end in torch.aminmax(t.abs() if t.is_complex() else t)]
-        return torch.stack([end.abs().to(_wide(device)) for end in ends]).amax()
-    return torch.stack([tensor.abs().amin().to(_wide(device)) for tensor in tensors]).amin()
+    if kind.p < 0 or tensor.is_complex():
+        magnitude = tensor.abs()
+        return magnitude.amax() if kind.p > 0 else magnitude.amin()
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(low.abs(), high.abs())
 
 
 def _chunks(tensors: Iterable[Tensor], least: torch.dtype | None = None) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from hyper_parallel.core.coverage import (
 from hyper_parallel.core.layout import Area, Layout
 from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.placement import Partial, Placement, Replicate, Shard, StridedShard
-from tests.unit.plans import ROOT, WORLD, meta, sliced
+from tests.unit.plans import ROOT, WORLD, meta
 
 PAIR = Mesh((2,), (0, 1))
 
@@ -159,6 +159,10 @@ def test_what_lies_inside_of_an_area_out_of_bounds_counts() -> None:
     assert [error.kind for error in errors_of({0: (rows(-2, 2),), 1: (rows(4, 8),)})] == ["bounds", "hole"]
 
 
+def test_a_size_below_zero_that_would_add_up() -> None:
+    assert [error.kind for error in errors_of({0: (rows(0, 9),), 1: (rows(9, 8),)})] == ["bounds", "bounds"]
+
+
 def test_different_global_shapes() -> None:
     tables = one({0: (rows(0, 4),), 1: (rows(4, 8),)}) | one({2: ()}, (8, 5))
     (error,) = check_coverage(tables, range(3))[1]
@@ -201,6 +205,13 @@ def test_a_problem_hides_the_hole_that_it_makes_but_no_overlap() -> None:
     tables = one({0: (rows(0, 4),), 1: (rows(3, 4),)})
     tables[1]["w"] = replace(tables[1]["w"], problem="the local tensor is of another shape")
     assert [error.kind for error in check_coverage(tables, range(2))[1]] == ["local", "overlap"]
+
+
+def test_a_problem_that_only_one_of_two_copies_has() -> None:
+    entry = LocalShard((8, 4), (rows(0, 8),))
+    tables = {0: {"w": entry, "v": entry}, 1: {"w": replace(entry, problem="bad"), "v": entry}}
+    (error,) = check_coverage(tables, range(2))[1]
+    assert (error.kind, error.fqn, error.ranks, error.reason) == ("local", "w", (1,), "w: rank 1: bad")
 
 
 def test_all_errors_come_at_once_and_some_of_each_kind_in_full() -> None:
@@ -257,17 +268,19 @@ def test_the_digest_tells_layouts_apart() -> None:
 
 
 def test_sister_meshes_have_one_digest_by_their_root() -> None:
-    stage = range(8)
-    digests = {
-        layout_digest([meta("w", sliced(ROOT, rank, "dp", "tp"), Shard(0), Shard(1))], stage)
-        for rank in stage
-    }
-    others = {
-        layout_digest([meta("w", sliced(ROOT, rank, "pp", "tp"), Shard(0), Shard(1))], stage)
-        for rank in stage
-    }
-    assert len(digests) == len(others) == 1
-    assert digests != others
+    def digests(*dims: int) -> set[int]:
+        meshes = [Mesh((2, 2), ROOT.slice_ranks(rank, dims), None, ROOT) for rank in ROOT.ranks]
+        return {layout_digest([meta("w", mesh, Shard(0), Shard(1))], ROOT.ranks) for mesh in meshes}
+
+    assert len(digests(1, 2)) == len(digests(0, 2)) == 1
+    assert digests(1, 2) != digests(0, 2)
+
+
+def test_sister_meshes_without_a_root_have_one_digest() -> None:
+    assert (
+        len({layout_digest([meta("w", Mesh((2,), ranks), Shard(0))], range(4)) for ranks in ((0, 1), (2, 3))})
+        == 1
+    )
 
 
 def test_a_layout_outside_of_the_stage() -> None:

@@ -63,10 +63,14 @@ def clip_grad_norm_(
         All of them before any gradient has changed, and what one rank finds in its tensors is raised on all ranks.
 
     Collectives:
-        One all-reduce of about 100 numbers over the ranks involved; one per mesh dim where no process group spans
-        these; two more when only some copies of a tensor have a gradient. Partial gradients cost a reduce-scatter
-        per 16 MB bucket, and two small all-reduces. On an accelerator the host waits
-        for the result if tensors are replicated or Partial, or if ``pp_mesh`` is given.
+        One all-reduce of about 100 numbers over the ranks involved, and 48 more for each of several pipeline stages;
+        one per mesh dim where no process group spans these; two more when only some copies of a tensor have a
+        gradient. Partial gradients cost one more, and per set of mesh dims one of flags per mesh dim and a
+        reduce-scatter per mesh dim and 16 MB bucket (on the CPU an all-reduce).
+
+    On an accelerator the host waits for the result if tensors are replicated or Partial, or if ``pp_mesh`` is given.
+    Otherwise it looks at what ranks report in the first call alone: an error in a later one is raised on its own
+    rank, and the others find a NaN norm.
     """
     max_norm = _checked(max_norm)
     prepared = prepare(parameters, grads, pp_mesh)
@@ -104,7 +108,14 @@ def clip_grads_with_norm_(
     Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
     """
     max_norm = _checked(max_norm)
-    _clip(_sound(prepare(parameters, grads)), max_norm, total_norm, foreach)
+    prepared = _sound(prepare(parameters, grads))
+    wide = isinstance(total_norm, float | int)
+    norm = (
+        prepared.platform.pack([total_norm], None)[0]
+        if wide
+        else prepared.platform.cast(total_norm, None, None)
+    )
+    _clip(prepared, max_norm, norm, foreach)
 
 
 def clip_grad_value_(
@@ -151,7 +162,7 @@ def clip_grads(
     """Like ``clip_grad_norm_``, out of place: ``(clipped gradients, total norm)``; ``grads`` stay as they are.
 
     Args:
-        grads: the gradients, None where there is none.
+        grads: the gradients, None where there is none; or a single one.
         max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh: as for ``clip_grad_norm_``.
         params: the parameters, in the same order, if they carry the layouts; else ``grads`` must.
 
@@ -160,7 +171,7 @@ def clip_grads(
         nothing is to be scaled and the host knows it, the same tensors are returned.
     """
     max_norm = _checked(max_norm)
-    grads = list(grads)
+    grads = [grads] if hasattr(grads, "dtype") else list(grads)
     present = [gradient for gradient in grads if gradient is not None]
     prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
     request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
@@ -202,7 +213,7 @@ def _measure(
     if check_replicas and ((errors := replica_errors(plan, request)) or not plan.alike):
         total_norm(plan, replace(request, errors=errors))
     if error_if_nonfinite:
-        value = platform.read(platform.cast(norm, None, None), True)
+        value = platform.read(norm, True)
         if value is None or not math.isfinite(value[0]):
             raise_nonfinite(plan, request)
     return request, norm
@@ -218,7 +229,7 @@ def _rounded(request: Request, norm: Scalar) -> Tensor:
     return request.platform.cast(norm, dtype, present[0] if present else request.anchor)
 
 
-def _clip(prepared: Prepared, max_norm: float, norm: Scalar | float, foreach: bool | None) -> None:
+def _clip(prepared: Prepared, max_norm: float, norm: Scalar, foreach: bool | None) -> None:
     present: Sequence[Tensor] = [gradient for gradient in prepared.gradients if gradient is not None]
     if not present:
         return
@@ -227,14 +238,16 @@ def _clip(prepared: Prepared, max_norm: float, norm: Scalar | float, foreach: bo
         prepared.platform.scale_(present, coefficient, foreach)
 
 
-def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar | float) -> Tensor | None:
-    """A 0-d float32 tensor, or None if it is 1 and the host knows that without waiting."""
+def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar) -> Tensor | None:
+    """A 0-d float32 tensor, or None if it is 1 and the host knows that without waiting.
+
+    ``norm`` may be wider than float32: then the quotient is rounded once, and a norm beyond float32 still clips.
+    """
     platform: Platform = prepared.platform
     if max_norm == math.inf:
         return None
     like = next((gradient for gradient in prepared.gradients if gradient is not None), None)
-    ratio = max_norm / (platform.cast(norm, None, like) + _EPS)
-    coefficient = platform.where(
-        ratio > 1, 1.0, ratio
-    )  # not a clamp: some frameworks' clamp(nan) is the bound
+    ratio = max_norm / (norm + _EPS)
+    bounded = platform.where(ratio > 1, 1.0, ratio)  # not a clamp: some frameworks' clamp(nan) is the bound
+    coefficient = platform.cast(bounded, None, like)
     return None if platform.read(coefficient, False) == [1.0] else coefficient

@@ -143,11 +143,9 @@ def _local(part: Part, request: Request, state: _State) -> _State:
         gradients = [request.gradients[index] for index in reduction.term.indices]
         reduced = reduce_partials(request.platform, request.kind, reduction, gradients, request.anchor)
         present.update(i for i, there in zip(reduction.term.indices, reduced.present, strict=True) if there)
-        partials.extend(
-            _weighted(
-                request, reduction.term.weight / _stages_of(request, reduction.term), reduced.statistics
-            )
-        )
+        if reduction.term.weight:
+            weight = reduction.term.weight / _stages_of(request, reduction.term)
+            partials.extend(_weighted(request, weight, reduced.statistics))
     terms = [(term.weight / _stages_of(request, term), term.indices) for term in part.terms]
     partial = _combined(request, partials) if partials else None
     total = _combined(request, [*partials, *_statistics(request, terms)])

@@ -94,7 +94,7 @@ class Collectives(Protocol):
         ...
 
     def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
-        """The values of all ranks, in the order of ``ranks``; only on the way to an error."""
+        """The values of all ranks, in the order of ``ranks``; when planning and on the way to an error."""
         ...
 
 
@@ -214,4 +214,3 @@ class Platform(Parameters, Collectives, TensorMath, Construction, Conversion, Pr
     """One framework, on every device it drives."""
 
     name: str
-    framework: str

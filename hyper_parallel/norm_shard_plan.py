@@ -21,7 +21,7 @@ from typing import Any
 from hyper_parallel.core.coverage import LocalShard, local_shard, verify_coverage
 from hyper_parallel.core.layout import Area
 from hyper_parallel.core.norm import NormKind
-from hyper_parallel.core.plan import ReductionPlan, TensorMeta
+from hyper_parallel.core.plan import Part, ReductionPlan, TensorMeta
 from hyper_parallel.core.staged import staged_part
 from hyper_parallel.core.union import Ranks, Union, mesh_union
 from hyper_parallel.execution import Request, total_statistic
@@ -38,10 +38,12 @@ class NormShardPlan:
     Attributes:
         representatives: whether this rank counts its shard, as the smallest of those that hold the same.
         replica_ranks: the ranks that hold the same areas as this one, ascending, itself included.
+        areas: what this rank holds.
     """
 
     representatives: Mapping[str, bool]
     replica_ranks: Mapping[str, Ranks]
+    areas: Mapping[str, tuple[Area, ...]]
 
 
 def build_norm_shard_plan(
@@ -74,7 +76,8 @@ def build_norm_shard_plan(
         fqn: next(copies.ranks for copies in distinct if rank in copies.ranks)
         for fqn, distinct in shards.items()
     }
-    return NormShardPlan({fqn: ranks[0] == rank for fqn, ranks in replica_ranks.items()}, replica_ranks)
+    representatives = {fqn: ranks[0] == rank for fqn, ranks in replica_ranks.items()}
+    return NormShardPlan(representatives, replica_ranks, {fqn: shard.areas for fqn, shard in table.items()})
 
 
 def dense_grad_norm_sq_and_refs(
@@ -92,30 +95,33 @@ def dense_grad_norm_sq_and_refs(
         one, else ``grad``; the local tensor of a DTensor).
 
     Raises:
-        ValueError: on every rank, if a parameter is not in the plan, a local tensor is not what its layout says, or
-            some copies of a shard have a gradient and others have none.
+        ValueError: on every rank, if a parameter is not in the plan or lies otherwise than there, a local tensor is
+            not what its layout says, a gradient cannot be scaled in place, or some copies of a shard have a gradient
+            and others have none.
 
     Collectives: one all-reduce over the stage; Partial gradients as in ``clip_grad_norm_``.
     """
     platform = get_platform()
     stage = _stage(platform, mesh_context)
     prepared = _dense(model, excluded_params)
-    held = tuple(norm_shard_plan.replica_ranks.get(meta.name, ()) for meta in prepared.tensors)
-    plan = ReductionPlan((staged_part(prepared.tensors, platform.rank(), stage, held),))
+    part = _part(prepared.tensors, platform.rank(), stage, norm_shard_plan)
     request = Request(
         platform,
         NormKind(2),
         prepared.gradients,
         prepared.anchor,
-        errors=prepared.errors,
+        errors=(*prepared.errors, *_unwritable(prepared)),
         first_use=prepared.first_use,
     )
+    plan = ReductionPlan((part,))
     norm_sq = platform.cast(total_statistic(plan, request), None, prepared.anchor)
     return norm_sq, [gradient for gradient in prepared.gradients if gradient is not None]
 
 
 def combine_pipeline_norm_sq(norm_sq: Tensor, pp_mesh: Any) -> Tensor:
     """The sum of the squared norms of all pipeline stages, as a 0-d float32 tensor.
+
+    A parameter that several stages hold counts on each of them: exclude it on all but one.
 
     Collectives: one all-reduce of one number over ``pp_mesh``, or one per mesh dim.
     """
@@ -160,3 +166,35 @@ def _held(meta: TensorMeta, rank: int) -> LocalShard:
     if meta.layout is not None:
         return local_shard(meta.layout, rank)
     return LocalShard(meta.global_shape, (Area((0,) * len(meta.global_shape), meta.global_shape),))
+
+
+# By the identity of a plan and of a tensor list, both kept alive here: no per-parameter work in the steady state.
+_parts: dict[tuple[int, int], tuple[NormShardPlan, Sequence[TensorMeta], Part]] = {}
+_MAX_PARTS = 16
+
+
+def _part(tensors: tuple[TensorMeta, ...], rank: int, stage: Union, plan: NormShardPlan) -> Part:
+    key = (id(plan), id(tensors))
+    if key not in _parts:
+        errors = tuple(error for meta in tensors for error in _strays(meta, rank, plan))
+        held = tuple(plan.replica_ranks.get(meta.name, ()) for meta in tensors)
+        while len(_parts) >= _MAX_PARTS:
+            _parts.pop(next(iter(_parts)), None)
+        _parts[key] = plan, tensors, staged_part(tensors, rank, stage, held, errors)
+    return _parts[key][2]
+
+
+def _strays(meta: TensorMeta, rank: int, plan: NormShardPlan) -> Iterable[str]:
+    if meta.name not in plan.areas:
+        yield f"{meta.name} is not in the NormShardPlan"
+    elif plan.areas[meta.name] != _held(meta, rank).areas:
+        yield f"{meta.name} lies otherwise than when the NormShardPlan was built: {meta}"
+
+
+def _unwritable(prepared: Prepared) -> Iterable[Exception]:
+    try:
+        prepared.platform.check_in_place(
+            [gradient for gradient in prepared.gradients if gradient is not None]
+        )
+    except (TypeError, ValueError) as error:
+        yield error

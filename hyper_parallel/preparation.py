@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hyper_parallel.core.plan import ReductionPlan, TensorMeta, build_plan
+from hyper_parallel.core.union import Groups
 from hyper_parallel.interface import SHARED_ATTRIBUTE, Description, Platform, Tensor
 from hyper_parallel.platforms import get_platform
+from hyper_parallel.sharing import forget_stages
 
 _MAX_ENTRIES = 64
 
@@ -41,6 +43,7 @@ class _Call:
     given: Sequence[Tensor | None] | None
     local: Sequence[Tensor | None]
     pp_mesh: Any
+    groups: Groups | None
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class _Entry:
     pp_mesh: Any
     descriptions: tuple[Description, ...]
     references: tuple[weakref.ref[Any], ...]
+    groups: Groups
     plan: ReductionPlan
     tensors: tuple[TensorMeta, ...]
     indices: tuple[int, ...] | None
@@ -95,7 +99,8 @@ def prepare(
         entry = None
     known = entry is not None and entry.signature == signature
     if entry is None or not known:
-        call = _Call(platform, parameters, names or own_names, given, local, pp_mesh)
+        groups = entry.groups if entry is not None else None
+        call = _Call(platform, parameters, names or own_names, given, local, pp_mesh, groups)
         entry = _describe(call, signature, entry.descriptions if entry is not None else (), key)
         _warn_of_gradients(call)
     chosen = local if entry.indices is None else [local[index] for index in entry.indices]
@@ -106,6 +111,7 @@ def prepare(
 def forget_layouts() -> None:
     """Plan anew in the next call, as what is attached to some parameter has changed."""
     _entries.clear()
+    forget_stages()
 
 
 def _describe(
@@ -129,7 +135,9 @@ def _describe(
         metas.append(TensorMeta(name, description.global_shape, description.layout, shared))
         errors.extend(_misfit(name, description, rank))
     pipeline = None if call.pp_mesh is None else platform.mesh(call.pp_mesh)
-    plan = build_plan(tuple(metas), rank, platform.groups(), pipeline)
+    # Groups that were noted since the last plan may not be known on a rank whose plan has not changed.
+    groups = call.groups if call.groups is not None else platform.groups()
+    plan = build_plan(tuple(metas), rank, groups, pipeline)
 
     def forget(_: object) -> None:
         _entries.pop(key, None)
@@ -141,6 +149,7 @@ def _describe(
         call.pp_mesh,
         tuple(descriptions),
         references,
+        groups,
         plan,
         tuple(metas),
         None if len(indices) == len(call.parameters) else indices,

@@ -28,3 +28,8 @@ def learn_stages(plan: ReductionPlan, platform: Platform) -> None:
     holders = {(stage, key) for _, (stage, keys) in found for key in keys}
     stages = dict(Counter(key for _, key in holders if key in plan.shared))
     _stages[plan.stage_steps, plan.shared] = stages, digest_bits(str(sorted(holders))) if holders else 0
+
+
+def forget_stages() -> None:
+    """Ask anew in the next call."""
+    _stages.clear()

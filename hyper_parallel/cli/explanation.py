@@ -151,7 +151,8 @@ class Explanation:
     """The plan of one rank in numbers, for a 2-norm with every gradient present, after the first step.
 
     ``world_size`` and ``bytes_read`` are None where they are not known. ``last`` combines pipeline stages that no
-    part combines. ``elements_read`` includes this rank's slices of reduced Partial gradients. ``host_waits``: on an accelerator the host waits for the device in every call.
+    part combines. ``elements_read`` includes this rank's slices of reduced Partial gradients.
+    ``host_waits``: on an accelerator the host waits for the device in every call.
     """
 
     rank: int

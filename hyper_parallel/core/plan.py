@@ -60,7 +60,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Tensors whose statistic counts ``weight`` times; divided by the number of stages that share them, if any do."""
+    """Tensors whose statistic counts ``weight`` times (0: it is another rank's to count); divided by the number of stages that share them, if any do."""
 
     weight: int
     indices: tuple[int, ...]
@@ -87,8 +87,8 @@ class Part:
     The reduced sum is divided by ``divisor``. ``copies`` are (tensor index, slot) of the tensors that several
     ranks hold alike, equal slots being copies of one piece; they are counted over ``copy_steps``. ``tensors`` are
     in the order of their indices. ``digest`` is the same on all ranks of the part, ``own_digest`` on those of one
-    ``stage``, of which ``num_stages`` meet here. ``strict``: a gradient on some copies only is an error. ``errors`` are what this rank alone can see to be wrong; they travel with the
-    buffer, so that all ranks raise.
+    ``stage``, of which ``num_stages`` meet here. ``strict``: a gradient on some copies only is an error.
+    ``errors`` are what this rank alone can see to be wrong; they travel with the buffer, so that all ranks raise.
     """
 
     steps: tuple[Ranks, ...]

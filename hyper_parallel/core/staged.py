@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from hyper_parallel.core.plan import Part, Reduction, TensorMeta, Term, digest_bits, local_numel, reduce_chain
 from hyper_parallel.core.union import Ranks, Union
 
 
-@lru_cache(maxsize=64)
-def staged_part(tensors: tuple[TensorMeta, ...], rank: int, stage: Union, holders: tuple[Ranks, ...]) -> Part:
+def staged_part(
+    tensors: tuple[TensorMeta, ...],
+    rank: int,
+    stage: Union,
+    holders: tuple[Ranks, ...],
+    errors: tuple[str, ...],
+) -> Part:
     """A part over ``stage``; a gradient on only some of the ranks that hold the same shard is an error in it.
 
     Args:
@@ -19,48 +23,41 @@ def staged_part(tensors: tuple[TensorMeta, ...], rank: int, stage: Union, holder
         stage: the ranks that hold them.
         holders: of each tensor the ranks that hold what this rank holds, ascending; none if the tensor is unknown.
             The first one counts. Of a Partial tensor the ranks that reduce it together with the first one count,
-            each its own slice, and the others take no part.
+            each its own slice; other copies are reduced as well, to find out whether they have a gradient.
+        errors: what this rank found to be wrong.
     """
     counted: list[int] = []
-    reductions: dict[tuple[tuple[Ranks, str], ...], list[int]] = {}
+    reductions: dict[tuple[tuple[tuple[Ranks, str], ...], int], list[int]] = {}
     for index, (meta, ranks) in enumerate(zip(tensors, holders, strict=True)):
         chain = reduce_chain(meta.layout, rank)
         if not chain and ranks[:1] == (rank,):
             counted.append(index)
-        elif chain and _reduces_with(meta, rank, ranks):
-            reductions.setdefault(chain, []).append(index)
+        elif chain:
+            reductions.setdefault((chain, _reduces_with(meta, rank, ranks)), []).append(index)
     digest = digest_bits("\n".join([str(stage.ranks), *map(str, tensors)]))
     return Part(
         steps=stage.steps,
         terms=(Term(1, tuple(counted)),),
         reductions=tuple(
-            Reduction(chain, Term(1, tuple(indices)), tuple(local_numel(tensors[i], rank) for i in indices))
-            for chain, indices in reductions.items()
+            Reduction(
+                chain, Term(weight, tuple(indices)), tuple(local_numel(tensors[i], rank) for i in indices)
+            )
+            for (chain, weight), indices in reductions.items()
         ),
         divisor=1,
-        copies=tuple(
-            (i, ranks[0]) for i, ranks in enumerate(holders) if len(ranks) > 1 and not _partial(tensors[i])
-        ),
+        copies=tuple((i, ranks[0]) for i, ranks in enumerate(holders) if len(ranks) > 1),
         num_slots=0,
         copy_steps=stage.steps,
         indices=tuple(range(len(tensors))),
         tensors=tensors,
         digest=digest,
         own_digest=digest,
-        errors=tuple(
-            f"{meta.name} is not in the NormShardPlan"
-            for meta, ranks in zip(tensors, holders, strict=True)
-            if not ranks
-        ),
+        errors=errors,
         strict=True,
     )
 
 
-def _partial(meta: TensorMeta) -> bool:
-    return meta.layout is not None and bool(meta.layout.partial_dims)
-
-
-def _reduces_with(meta: TensorMeta, rank: int, ranks: Sequence[int]) -> bool:
+def _reduces_with(meta: TensorMeta, rank: int, ranks: Sequence[int]) -> int:
     """Whether this rank reaches the one that counts along Partial mesh dims alone."""
     assert meta.layout is not None
-    return bool(ranks) and ranks[0] in meta.layout.mesh.slice_ranks(rank, meta.layout.partial_dims)
+    return int(bool(ranks) and ranks[0] in meta.layout.mesh.slice_ranks(rank, meta.layout.partial_dims))

@@ -18,7 +18,6 @@ class MindSporePlatform(MindSporeParameters, MindSporeCollectives, MindSporeCons
     """
 
     name = "mindspore"
-    framework = "mindspore"
 
     def __new__(cls) -> MindSporePlatform:
         on_cpu = mindspore.get_context("device_target") == "CPU"

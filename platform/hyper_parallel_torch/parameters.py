@@ -41,6 +41,11 @@ class TorchParameters:
     def gradients(
         self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None] | None
     ) -> tuple[list[Tensor | None], Sequence[Hashable]]:
+        for gradient in gradients or ():
+            if gradient is not None and not isinstance(gradient, Tensor):
+                raise TypeError(
+                    f"a gradient is a {_type_name(gradient)}, but the platform is torch, which expects torch.Tensor"
+                )
         local: list[Tensor | None] = []
         signature: list[Hashable] = []
         for index, parameter in enumerate(parameters):

@@ -12,4 +12,3 @@ class TorchPlatform(TorchParameters, TorchCollectives, TorchMath, TorchConstruct
     """``torch.Tensor``, ``torch.distributed.tensor.DTensor`` and ``torch.distributed`` on any device."""
 
     name = "torch"
-    framework = "torch"

@@ -29,7 +29,8 @@ def writable(tensors: Sequence[Tensor], merge: bool) -> list[Tensor]:
     different = {(t.data_ptr(), t.shape, t.stride(), t.dtype): t for t in scattered}
     if merge:
         return [*_merge(dense, aliases=False), *different.values()]
-    return [*{id(tensor): tensor for tensor in dense}.values(), *different.values()]
+    whole = {(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else id(tensor): tensor for tensor in dense}
+    return [*whole.values(), *different.values()]
 
 
 def slabs(tensor: Tensor, start: int, stop: int) -> Iterator[Tensor]:
@@ -54,6 +55,9 @@ def _by_density(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Contiguous tensors (transposed and channels-last ones in the order of their memory), and all others."""
     dense: list[Tensor] = []
     scattered: list[Tensor] = []
+    for dtype in {tensor.dtype for tensor in tensors}:
+        if not (dtype.is_floating_point or dtype.is_complex):
+            raise TypeError(f"a gradient has dtype {dtype}; floating-point and complex ones can be clipped")
     for tensor in tensors:
         if tensor.is_contiguous():
             dense.append(tensor)

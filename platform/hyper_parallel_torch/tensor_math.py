@@ -72,6 +72,8 @@ class TorchMath:
 
     @torch.no_grad()
     def scale_(self, tensors: Sequence[Tensor], coefficient: Tensor, foreach: bool | None) -> None:
+        for device in {tensor.device for tensor in tensors}:
+            _check_foreach(device, foreach)
         for device, members in _by_device(writable(tensors, merge=foreach is not False)).items():
             factor = coefficient.to(device)
             if foreach is not False and _has_foreach(device):

@@ -255,7 +255,6 @@ class NumpyPlatform(NumpyParameters, NumpyCollectives, NumpyMath, NumpyConstruct
     """All five roles."""
 
     name = "numpy"
-    framework = "numpy"
 
 
 def _world() -> World:

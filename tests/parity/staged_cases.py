@@ -109,3 +109,23 @@ def stages() -> Any:
     plan = hp.build_norm_shard_plan(made, (), context)
     norm_sq, _ = hp.dense_grad_norm_sq_and_refs(made, (), plan, context)
     return number(norm_sq), number(hp.combine_pipeline_norm_sq(norm_sq, grid["pp"]))
+
+
+def partial_missing_on_one_copy() -> Any:
+    grid = mesh(2, 2)
+    made = [parameter([1.0, 1.0], grid, [Replicate(), Partial()])]
+    plan = hp.build_norm_shard_plan(made)
+    first = number(hp.dense_grad_norm_sq_and_refs(made, (), plan)[0])
+    if hp.get_platform().rank() == 2:
+        made[0].grad = None  # its partner in the sum has one: the identity stands for it
+    term = number(hp.dense_grad_norm_sq_and_refs(made, (), plan)[0])
+    if hp.get_platform().rank() < 2:
+        made[0].grad = None
+    return first, term, raised(lambda: hp.dense_grad_norm_sq_and_refs(made, (), plan))
+
+
+def other_layout_than_planned() -> Any:
+    made = [parameter([1.0, 1.0], mesh(2), [Shard(0)], (4,))]
+    plan = hp.build_norm_shard_plan(made)
+    hp.attach_layout(made[0], mesh(2), [Replicate()])
+    return raised(lambda: hp.dense_grad_norm_sq_and_refs(made, (), plan))

@@ -93,3 +93,16 @@ def test_parameter_that_is_not_in_the_plan(run: Any) -> None:
 
 def test_pipeline_stages(run: Any) -> None:
     assert run(4, "stages") == [(5.0, 30.0), (5.0, 30.0), (25.0, 30.0), (25.0, 30.0)]
+
+
+def test_partial_gradient_that_is_missing_on_one_copy(run: Any) -> None:
+    for first, term, error in run(4, "partial_missing_on_one_copy"):
+        assert (first, term) == (8.0, 8.0)
+        assert error[0] == "ValueError"
+        assert "tensor 0 has a gradient on ranks [2, 3] but none on ranks [0, 1]" in error[1]
+
+
+def test_layout_that_has_changed_since_the_plan(run: Any) -> None:
+    for error in run(2, "other_layout_than_planned"):
+        assert error[0] == "ValueError"
+        assert "tensor 0 lies otherwise" in error[1]

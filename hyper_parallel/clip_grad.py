@@ -175,7 +175,7 @@ def clip_grads(
     present = [gradient for gradient in grads if gradient is not None]
     prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
     request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
-    coefficient = _coefficient(prepared, max_norm, norm)
+    coefficient = _coefficient(prepared, max_norm, norm) if present else None
     clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
     return [None if gradient is None else next(clipped) for gradient in grads], _rounded(request, norm)
 
@@ -229,7 +229,7 @@ def _rounded(request: Request, norm: Scalar) -> Tensor:
     return request.platform.cast(norm, dtype, present[0] if present else request.anchor)
 
 
-def _clip(prepared: Prepared, max_norm: float, norm: Scalar, foreach: bool | None) -> None:
+def _clip(prepared: Prepared, max_norm: float, norm: Scalar | float, foreach: bool | None) -> None:
     present: Sequence[Tensor] = [gradient for gradient in prepared.gradients if gradient is not None]
     if not present:
         return
@@ -238,16 +238,17 @@ def _clip(prepared: Prepared, max_norm: float, norm: Scalar, foreach: bool | Non
         prepared.platform.scale_(present, coefficient, foreach)
 
 
-def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar) -> Tensor | None:
+def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar | float) -> Tensor | None:
     """A 0-d float32 tensor, or None if it is 1 and the host knows that without waiting.
 
-    ``norm`` may be wider than float32: then the quotient is rounded once, and a norm beyond float32 still clips.
+    It is computed in float32, and for float64 gradients in float64, as ``torch.nn.utils`` does.
     """
     platform: Platform = prepared.platform
     if max_norm == math.inf:
         return None
-    like = next((gradient for gradient in prepared.gradients if gradient is not None), None)
-    ratio = max_norm / (norm + _EPS)
+    present = [gradient for gradient in prepared.gradients if gradient is not None]
+    least = platform.cast(1.0, None, present[0])
+    ratio = max_norm / (platform.cast(norm, platform.promoted_dtype([*present, least]), present[0]) + _EPS)
     bounded = platform.where(ratio > 1, 1.0, ratio)  # not a clamp: some frameworks' clamp(nan) is the bound
-    coefficient = platform.cast(bounded, None, like)
+    coefficient = platform.cast(bounded, None, present[0])
     return None if platform.read(coefficient, False) == [1.0] else coefficient

@@ -69,6 +69,8 @@ def attach_layout(
 ) -> Any:
     """Declare that the plain tensor ``param`` holds this rank's part of a global tensor; returns ``param``.
 
+    The layout belongs to this object: on torch a ``copy.deepcopy`` of it has none.
+
     Args:
         param: a tensor or parameter of the framework that is no DTensor.
         mesh: a device mesh of the framework, or a ``Mesh``.

@@ -9,6 +9,10 @@ KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {
     ),
     (
         "mindspore",
+        "fully_shard",
+    ): "MindSpore has no counterpart of torch's FSDP2 and parallelize_module models.",
+    (
+        "mindspore",
         "offload",
     ): "Only MindSpore on the CPU could be run, where no gradient lies on another device.",
     ("mindspore", "DTensor.shape"): (

@@ -83,3 +83,11 @@ def test_foreach_gives_the_same_whatever_it_is(kit: Kit) -> None:
         norm = hyper_parallel.clip_grad_norm_(parameters, 1.0, foreach=foreach)
         assert kit.array(norm) == pytest.approx(norm_of(VALUES, 2), rel=1e-6)
         assert_clipped(kit, [q.grad for q in parameters], VALUES, factor(1.0, norm_of(VALUES, 2)))
+
+
+def test_a_single_gradient_is_clipped_out_of_place(kit: Kit) -> None:
+    gradient = kit.tensor([3.0, 4.0])
+    (clipped,), norm = hyper_parallel.clip_grads(gradient, 1.0)
+    assert kit.array(norm) == 5.0
+    assert kit.array(clipped) == pytest.approx([0.6, 0.8], rel=1e-6)
+    assert kit.array(gradient) == pytest.approx([3.0, 4.0])

@@ -45,7 +45,9 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def norms(output: str) -> dict[int, str]:
-    return {int(rank): norm for rank, norm in re.findall(r"rank (\d): norm before clipping (\S+)", output)}
+    return {
+        int(rank): norm for rank, norm in re.findall(r"rank (\d): norm before clipping (\d+\.\d{4})", output)
+    }
 
 
 @pytest.mark.timeout(300)

@@ -199,3 +199,39 @@ def test_a_sparse_embedding_is_named_as_what_it_is() -> None:
     embedding(torch.tensor([1, 3])).sum().backward()
     with pytest.raises(ValueError, match=r"sparse.*to_dense"):
         hyper_parallel.clip_grad_norm_(embedding, 1.0)
+
+
+def test_integer_gradients_are_refused_before_anything_is_written() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))]
+    given = [torch.ones(2), torch.ones(2, dtype=torch.int32)]
+    for call in (
+        lambda: hyper_parallel.clip_grad_norm_(parameters, 0.1, grads=given),
+        lambda: hyper_parallel.clip_grad_value_(parameters, 0.1, grads=given),
+    ):
+        with pytest.raises(TypeError, match="int32"):
+            call()
+        assert given[0].tolist() == [1.0, 1.0]
+
+
+def test_gradients_that_are_no_tensors_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"a gradient is a numpy\.ndarray, but the platform is torch"):
+        hyper_parallel.clip_grad_norm_([torch.nn.Parameter(torch.zeros(2))], 1.0, grads=[np.ones(2)])
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_one_memory_under_two_gradients_is_scaled_once(foreach: bool | None) -> None:
+    gradient = torch.full((4,), 1.0)
+    parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2, 2))]
+    norm = hyper_parallel.clip_grad_norm_(
+        parameters, 1.0, foreach=foreach, grads=[gradient, gradient.view(2, 2)]
+    )
+    assert norm.item() == pytest.approx(8**0.5)
+    assert gradient.tolist() == pytest.approx([8**-0.5] * 4, rel=1e-6)
+
+
+def test_float64_gradients_beyond_float32_are_clipped() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    parameter.grad = torch.full((4,), 1e40, dtype=torch.float64)
+    norm = hyper_parallel.clip_grad_norm_([parameter], 1e40, error_if_nonfinite=True)
+    assert norm.item() == pytest.approx(2e40)
+    assert parameter.grad.tolist() == pytest.approx([5e39] * 4, rel=1e-6)

@@ -126,22 +126,31 @@ def _two_dimensional(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[T
     )
     yield (
         "experts",
-        (Mesh((2 * half,), ("fsdp",)), Mesh((half, 2), ("expert_dp", "ep"))),
+        (
+            Mesh((2 * half,), ("fsdp",)),
+            Mesh((half, 2), ("expert_dp", "ep")),
+            Mesh((2, half), ("rows", "columns")),
+        ),
         (
             Tensor((9, 2), ("fsdp",), (Shard(0),)),
             Tensor((4, 3, 2), ("expert_dp", "ep"), (Shard(1), Shard(0))),
             Tensor((4, 3), ("ep",), (Shard(0),)),
+            Tensor((7, 5), ("rows", "columns"), (Shard(0), Shard(1))),
             Tensor((3,), ("fsdp",), (Replicate(),)),
             Tensor((2,)),
         ),
     )
     staged = (Mesh((2, half), ("pp", "dp")),)
     yield "pipeline+fsdp", staged, _pipeline(2, ("dp",), (Shard(0),))
+    # With 8 ranks all three dims are larger than 1.
+    cp = 2 if half % 2 == 0 and half > 2 else 1
+    cube = (Mesh((half // cp, cp, 2), ("dp", "cp", "tp")),)
     yield (
         "3-d mesh",
-        (Mesh((half, 1, 2), ("dp", "cp", "tp")),),
+        cube,
         (
             Tensor((8, 5), ("dp", "cp", "tp"), (Shard(0), Shard(0), Shard(1))),
+            Tensor((9, 3), ("dp", "cp", "tp"), (StridedShard(0, split_factor=2), Replicate(), Shard(0))),
             Tensor((5,), ("dp", "cp"), (Shard(0), Replicate())),
             Tensor((2, 4), ("tp",), (Shard(1),)),
         ),

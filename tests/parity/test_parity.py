@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BACKENDS = tuple(os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(","))
 WORLD_SIZES = (1, 2, 3, 4)
 CASES = [case for world_size in WORLD_SIZES for case in build_cases(world_size)]
+# A mesh of three dims larger than 1 takes 8 ranks.
+CASES += [case for case in build_cases(8) if case.parallelism == "3-d mesh"]
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyper_parallel.core.coverage import LocalShard, local_shard, verify_coverage
+from hyper_parallel import wire
+from hyper_parallel.core.coverage import LocalShard, layout_digest, local_shard, verify_coverage
 from hyper_parallel.core.layout import Area
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.plan import Part, ReductionPlan, TensorMeta
-from hyper_parallel.core.staged import staged_part
+from hyper_parallel.core.staged import layout_replicas, staged_part
 from hyper_parallel.core.union import Ranks, Union, mesh_union
 from hyper_parallel.execution import Request, total_statistic
 from hyper_parallel.failures import gather
@@ -47,7 +48,7 @@ class NormShardPlan:
 
 
 def build_norm_shard_plan(
-    model: Any, excluded_params: Iterable[Any] = (), mesh_context: Any = None
+    model: Any, excluded_params: Iterable[Any] = (), mesh_context: Any = None, *, trust_layouts: bool = False
 ) -> NormShardPlan:
     """Gather who holds what, check that it covers every tensor exactly, and choose who counts.
 
@@ -55,12 +56,15 @@ def build_norm_shard_plan(
         model: a module or cell, or an iterable of tensors, which are then named by their position.
         excluded_params: FQNs or parameters that the caller counts by itself.
         mesh_context: anything with a ``device_mesh``, whose ranks are this pipeline stage; None: all ranks.
+        trust_layouts: if all ranks have the same layouts, and local tensors that fit them, believe that they hold
+            what these say: for very large jobs, where tables of all ranks are too much to gather.
 
     Raises:
         ValueError: on every rank of the stage, with all errors: other FQNs or global shapes on some ranks, holes,
             overlaps, areas out of bounds, a local tensor that is not what its layout says, a rank outside its mesh.
 
-    Collectives: one gather of a table per rank over the stage.
+    Collectives: one gather of a table per rank over the stage; with ``trust_layouts`` one all-reduce of 49 numbers,
+    and the gather only if it shows a difference.
     """
     platform = get_platform()
     stage = _stage(platform, mesh_context)
@@ -70,12 +74,13 @@ def build_norm_shard_plan(
     for error in prepared.errors:
         name = str(error).partition(":")[0]
         table[name] = LocalShard(table[name].global_shape, table[name].areas, str(error))
-    tables = dict(gather(platform, stage.steps, table))
-    shards = verify_coverage(tables, stage.ranks)
-    replica_ranks = {
-        fqn: next(copies.ranks for copies in distinct if rank in copies.ranks)
-        for fqn, distinct in shards.items()
-    }
+    replica_ranks = _analytic(platform, prepared, stage) if trust_layouts else None
+    if replica_ranks is None:
+        shards = verify_coverage(dict(gather(platform, stage.steps, table)), stage.ranks)
+        replica_ranks = {
+            fqn: next(copies.ranks for copies in distinct if rank in copies.ranks)
+            for fqn, distinct in shards.items()
+        }
     representatives = {fqn: ranks[0] == rank for fqn, ranks in replica_ranks.items()}
     return NormShardPlan(representatives, replica_ranks, {fqn: shard.areas for fqn, shard in table.items()})
 
@@ -160,6 +165,22 @@ def _stage(platform: Platform, mesh_context: Any) -> Union:
         return mesh_union(platform.mesh(mesh_context.device_mesh), rank, groups)
     world = max(groups, key=len, default=(rank,))
     return Union(world, (world,) if len(world) > 1 else ())
+
+
+def _analytic(platform: Platform, prepared: Prepared, stage: Union) -> dict[str, Ranks] | None:
+    """Who holds copies, from layouts alone; None on every rank if they differ or do not tell on some rank."""
+    rank = platform.rank()
+    found = {meta.name: layout_replicas(meta.layout, rank, stage.ranks) for meta in prepared.tensors}
+    replicas = {name: ranks for name, ranks in found.items() if ranks is not None}
+    layouts = [meta.layout for meta in prepared.tensors if meta.layout is not None]
+    inside = set(stage.ranks).issuperset(member for layout in layouts for member in layout.mesh.ranks)
+    unsure = bool(prepared.errors) or len(replicas) < len(found) or not inside
+    digest = 0 if unsure else layout_digest(prepared.tensors, stage.ranks)
+    buffer = platform.pack([float(unsure), *wire.bits(digest)], prepared.anchor)
+    for ranks in stage.steps:
+        buffer = platform.all_reduce(buffer, "max", ranks)
+    reduced = platform.read(buffer, True) or [1.0]
+    return None if reduced[0] > 0 or wire.disagree(reduced, 1) else replicas
 
 
 def _held(meta: TensorMeta, rank: int) -> LocalShard:

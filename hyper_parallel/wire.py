@@ -29,9 +29,9 @@ def flags(error: bool, stale: bool, announce: bool) -> tuple[float, ...]:
 def digests(plan: int, presence: int, own: int, stage: int, num_stages: int) -> tuple[float, ...]:
     """The digests; ``own`` is that of the tensors of ``stage``, and is sent if there are several stages."""
     if num_stages == 1:
-        return (*_bits(plan), *_bits(presence))
+        return (*bits(plan), *bits(presence))
     before, after = (0.0,) * (stage * _DIGEST), (0.0,) * ((num_stages - stage - 1) * _DIGEST)
-    return (*_bits(plan), *_bits(presence), *before, *_bits(own), *after)
+    return (*bits(plan), *bits(presence), *before, *bits(own), *after)
 
 
 def stages_apart(reduced: Sequence[float]) -> list[int]:
@@ -46,6 +46,7 @@ def disagree(reduced: Sequence[float], start: int) -> bool:
     return any(a > 0 and b > 0 for a, b in zip(bits, reduced[start + DIGEST_BITS :], strict=False))
 
 
-def _bits(digest: int) -> tuple[float, ...]:
-    bits = [float(digest >> position & 1) for position in range(DIGEST_BITS)]
-    return (*bits, *(1 - bit for bit in bits))
+def bits(digest: int) -> tuple[float, ...]:
+    """A digest as it travels."""
+    ones = [float(digest >> position & 1) for position in range(DIGEST_BITS)]
+    return (*ones, *(1 - one for one in ones))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.plan import Part, Reduction, TensorMeta, Term, digest_bits, local_numel, reduce_chain
 from hyper_parallel.core.union import Ranks, Union
 
@@ -61,3 +62,22 @@ def _reduces_with(meta: TensorMeta, rank: int, ranks: Sequence[int]) -> int:
     """Whether this rank reaches the one that counts along Partial mesh dims alone."""
     assert meta.layout is not None
     return int(bool(ranks) and ranks[0] in meta.layout.mesh.slice_ranks(rank, meta.layout.partial_dims))
+
+
+def layout_replicas(layout: Layout | None, rank: int, stage: Ranks) -> Ranks | None:
+    """The ranks of ``stage`` that hold what ``rank`` holds, ascending, by the layout alone; None if it does not tell.
+
+    A slice of a root mesh has sister slices, on which the same tensor lies; a smaller mesh without a root has none
+    that are known.
+    """
+    if layout is None:
+        return stage
+    root = layout.mesh.root or layout.mesh
+    spans = root.spanned_dims(layout.mesh.ranks)
+    shape = None if spans is None else tuple(root.shape[d] for d in spans)
+    if spans is None or shape != tuple(size for size in layout.mesh.shape if size > 1):
+        return None
+    wide = [d for d, size in enumerate(layout.mesh.shape) if size > 1]
+    sharded = {spans[wide.index(d)] for d in layout.shard_dims if d in wide}
+    replicas = set(root.slice_ranks(rank, [d for d in range(root.ndim) if d not in sharded]))
+    return tuple(sorted(replicas & set(stage))) if set(stage) <= set(root.ranks) else None

@@ -43,6 +43,7 @@ def whole_model(excluded: list[str]) -> Any:
     """The squared norm, the gradients after scaling by one half, and the plan."""
     made, context = model()
     plan = pickle.loads(pickle.dumps(hp.build_norm_shard_plan(made, excluded, context)))
+    assert hp.build_norm_shard_plan(made, excluded, context, trust_layouts=True) == plan
     before = values(made)
     results = [hp.dense_grad_norm_sq_and_refs(made, excluded, plan, context) for _ in range(2)]
     (norm_sq, refs), (again, _) = results
@@ -73,7 +74,12 @@ def broken(what: str) -> Any:
         made[0] = parameter([1.0, 2.0], Mesh((2,), (1, 0)), [Shard(0)], (4,))
     if what == "overlap" and odd:
         made[0] = parameter([1.0, 2.0, 3.0, 4.0], world, [Replicate()], (4,))
-    return raised(lambda: hp.build_norm_shard_plan(made))
+    trusting = raised(lambda: hp.build_norm_shard_plan(made, trust_layouts=True))
+    error = raised(lambda: hp.build_norm_shard_plan(made))
+    assert (
+        trusting == error or what == "hole"
+    )  # equal layouts on meshes in another order are what they say they are
+    return error
 
 
 def local_tensor_that_misfits() -> Any:
@@ -129,3 +135,26 @@ def other_layout_than_planned() -> Any:
     plan = hp.build_norm_shard_plan(made)
     hp.attach_layout(made[0], mesh(2), [Replicate()])
     return raised(lambda: hp.dense_grad_norm_sq_and_refs(made, (), plan))
+
+
+def collectives_of_a_plan(trust_layouts: bool) -> list[str]:
+    """Which collectives building a plan takes, by the platform's methods."""
+    made, context = model()
+    platform = hp.get_platform()
+    called = []
+    reduce, gather = platform.all_reduce, platform.all_gather_object
+    platform.all_reduce = lambda *args: (called.append("all_reduce"), reduce(*args))[1]
+    platform.all_gather_object = lambda *args: (called.append("all_gather_object"), gather(*args))[1]
+    try:
+        hp.build_norm_shard_plan(made, (), context, trust_layouts=trust_layouts)
+    finally:
+        del platform.all_reduce, platform.all_gather_object
+    return called
+
+
+def outside_of_a_mesh() -> Any:
+    """Rank 1 is not on the mesh of a parameter, by its own account."""
+    made = [parameter([1.0, 2.0], mesh(2), [Shard(0)], (4,)), parameter([1.0])]
+    if hp.get_platform().rank() == 1:
+        hp.attach_layout(made[1], Mesh((1,), (0,)), [Shard(0)], (1,))
+    return raised(lambda: hp.build_norm_shard_plan(made))

@@ -106,3 +106,17 @@ def test_layout_that_has_changed_since_the_plan(run: Any) -> None:
     for error in run(2, "other_layout_than_planned"):
         assert error[0] == "ValueError"
         assert "tensor 0 lies otherwise" in error[1]
+
+
+def test_trusting_layouts_takes_one_small_all_reduce(run: Any) -> None:
+    assert run(4, "collectives_of_a_plan", True) == [["all_reduce"]] * 4
+    assert run(4, "collectives_of_a_plan", False) == [["all_gather_object"]] * 4
+
+
+def test_rank_outside_the_mesh_of_a_parameter(run: Any) -> None:
+    errors = run(2, "outside_of_a_mesh")
+    assert errors[0] == errors[1]
+    assert errors[0][0] == "ValueError"
+    assert "tensor 1" in errors[0][1]
+    assert "rank 1" in errors[0][1]
+    assert "outside of its mesh" in errors[0][1]

@@ -106,6 +106,7 @@ def _models(world_size: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[Tens
         yield "pipeline", (Mesh((world_size,), ("pp",)),), _pipeline(world_size, (), ())
     if world_size % 2 == 0:
         yield from _two_dimensional(world_size // 2)
+        yield from _several_meshes(world_size // 2)
 
 
 def _two_dimensional(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[Tensor, ...]]]:
@@ -124,6 +125,11 @@ def _two_dimensional(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[T
             Tensor((6,), _GRID, (Replicate(), Partial("min"))),
         ),
     )
+    staged = (Mesh((2, half), ("pp", "dp")),)
+    yield "pipeline+fsdp", staged, _pipeline(2, ("dp",), (Shard(0),))
+
+
+def _several_meshes(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[Tensor, ...]]]:
     yield (
         "experts",
         (
@@ -140,8 +146,6 @@ def _two_dimensional(half: int) -> Iterator[tuple[str, tuple[Mesh, ...], tuple[T
             Tensor((2,)),
         ),
     )
-    staged = (Mesh((2, half), ("pp", "dp")),)
-    yield "pipeline+fsdp", staged, _pipeline(2, ("dp",), (Shard(0),))
     # With 8 ranks all three dims are larger than 1.
     cp = 2 if half % 2 == 0 and half > 2 else 1
     cube = (Mesh((half // cp, cp, 2), ("dp", "cp", "tp")),)

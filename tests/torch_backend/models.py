@@ -153,3 +153,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def staged(strategy: str, excluded: list[str]) -> dict[str, Any]:
+    """The staged norm of a real model, with its FQNs."""
+    model = trained(strategy)
+    plan = hyper_parallel.build_norm_shard_plan(model, excluded)
+    norm_sq, refs = hyper_parallel.dense_grad_norm_sq_and_refs(model, excluded, plan)
+    hyper_parallel.scale_grad_refs_(refs, 0.5)
+    return {"norm_sq": norm_sq.item(), "fqns": list(plan.representatives), "gradients": gradients(model)}

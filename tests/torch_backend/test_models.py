@@ -78,3 +78,17 @@ def test_infinite_max_norm_only_measures(strategy: str, world_size: int, pools: 
         assert found["norm"] == pytest.approx(oracle(2.0, whole), rel=1e-5)
         for left, gradient in zip(found["gradients"], whole, strict=True):
             np.testing.assert_allclose(left, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 3), ("hsdp", 4), ("tp+fsdp", 4)])
+def test_staged_norm_of_a_real_model(strategy: str, world_size: int, pools: Pools) -> None:
+    names = [name for name, _ in models.Model().named_parameters()]
+    whole = dict(zip(names, models.reference_gradients(), strict=True))
+    excluded = ["head.weight", "blocks.1.norm.bias"]
+    expected = sum(float((g**2).sum()) for name, g in whole.items() if name not in excluded)
+    for found in run(pools, world_size, "staged", strategy, excluded):
+        assert found["fqns"] == [name for name in names if name not in excluded]
+        assert found["norm_sq"] == pytest.approx(expected, rel=2e-5)
+        for name, gradient in zip(names, found["gradients"], strict=True):
+            factor = 1.0 if name in excluded else 0.5
+            np.testing.assert_allclose(gradient, whole[name] * factor, rtol=1e-4, atol=1e-4)

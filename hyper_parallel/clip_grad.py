@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.diagnosis import raise_nonfinite, replica_errors
 from hyper_parallel.execution import Request, total_norm
-from hyper_parallel.interface import Platform, Scalar, Tensor
+from hyper_parallel.interface import Scalar, Tensor
 from hyper_parallel.platforms import get_platform
 from hyper_parallel.preparation import Prepared, prepare
 
@@ -74,9 +74,9 @@ def clip_grad_norm_(
     """
     max_norm = _checked(max_norm)
     prepared = prepare(parameters, grads, pp_mesh)
-    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach, check_replicas)
+    norm = _measure(prepared, norm_type, error_if_nonfinite, foreach, check_replicas)
     _clip(prepared, max_norm, norm, foreach)
-    return _rounded(request, norm)
+    return _rounded(prepared, norm)
 
 
 def get_total_norm(
@@ -92,7 +92,8 @@ def get_total_norm(
     Arguments, result, errors and collectives are those of ``clip_grad_norm_``.
     """
     tensors, _ = get_platform().parameters(tensors)
-    return _rounded(*_measure(prepare(tensors, tensors, pp_mesh), norm_type, error_if_nonfinite, foreach))
+    prepared = prepare(tensors, tensors, pp_mesh)
+    return _rounded(prepared, _measure(prepared, norm_type, error_if_nonfinite, foreach))
 
 
 def clip_grads_with_norm_(
@@ -108,14 +109,7 @@ def clip_grads_with_norm_(
     Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
     """
     max_norm = _checked(max_norm)
-    prepared = _sound(prepare(parameters, grads))
-    wide = isinstance(total_norm, float | int)
-    norm = (
-        prepared.platform.pack([total_norm], None)[0]
-        if wide
-        else prepared.platform.cast(total_norm, None, None)
-    )
-    _clip(prepared, max_norm, norm, foreach)
+    _clip(_sound(prepare(parameters, grads)), max_norm, total_norm, foreach)
 
 
 def clip_grad_value_(
@@ -144,9 +138,8 @@ def clip_grad_value_(
                     f"{meta.name} is {meta.layout.placements}: reduce a Partial gradient before "
                     "clipping its values"
                 )
-    present = [gradient for gradient in prepared.gradients if gradient is not None]
-    if present:
-        prepared.platform.clamp_(present, clip_value, foreach)
+    if prepared.present:
+        prepared.platform.clamp_(prepared.present, clip_value, foreach)
 
 
 def clip_grads(
@@ -174,17 +167,17 @@ def clip_grads(
     grads = [grads] if hasattr(grads, "dtype") else list(grads)
     present = [gradient for gradient in grads if gradient is not None]
     prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
-    request, norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
-    coefficient = _coefficient(prepared, max_norm, norm) if present else None
+    norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
+    coefficient = _coefficient(prepared, max_norm, norm)
     clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
-    return [None if gradient is None else next(clipped) for gradient in grads], _rounded(request, norm)
+    return [None if gradient is None else next(clipped) for gradient in grads], _rounded(prepared, norm)
 
 
 def _sound(prepared: Prepared) -> Prepared:
     """Raise what is wrong on this rank, for calls that no other rank waits for."""
     if prepared.errors:
         raise prepared.errors[0]
-    prepared.platform.check_in_place([gradient for gradient in prepared.gradients if gradient is not None])
+    prepared.platform.check_in_place(prepared.present)
     return prepared
 
 
@@ -201,7 +194,7 @@ def _measure(
     error_if_nonfinite: bool,
     foreach: bool | None,
     check_replicas: bool = False,
-) -> tuple[Request, Scalar]:
+) -> Scalar:
     """The norm in the platform's widest float."""
     platform, plan, kind = prepared.platform, prepared.plan, NormKind(norm_type)
     request = Request(
@@ -216,37 +209,33 @@ def _measure(
         value = platform.read(norm, True)
         if value is None or not math.isfinite(value[0]):
             raise_nonfinite(plan, request)
-    return request, norm
+    return norm
 
 
-def _rounded(request: Request, norm: Scalar) -> Tensor:
-    present = [gradient for gradient in request.gradients if gradient is not None]
-    if request.gradients and not present:
+def _rounded(prepared: Prepared, norm: Scalar) -> Tensor:
+    platform, present = prepared.platform, prepared.present
+    if prepared.gradients and not present:
         warnings.warn(
             "no tensor carries a gradient on this rank; the norm is returned as float32", stacklevel=3
         )
-    dtype = request.platform.promoted_dtype(present) if present else None
-    return request.platform.cast(norm, dtype, present[0] if present else request.anchor)
+    dtype = platform.promoted_dtype(present) if present else None
+    return platform.cast(norm, dtype, present[0] if present else prepared.anchor)
 
 
 def _clip(prepared: Prepared, max_norm: float, norm: Scalar | float, foreach: bool | None) -> None:
-    present: Sequence[Tensor] = [gradient for gradient in prepared.gradients if gradient is not None]
-    if not present:
-        return
     coefficient = _coefficient(prepared, max_norm, norm)
     if coefficient is not None:
-        prepared.platform.scale_(present, coefficient, foreach)
+        prepared.platform.scale_(prepared.present, coefficient, foreach)
 
 
 def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar | float) -> Tensor | None:
-    """A 0-d float32 tensor, or None if it is 1 and the host knows that without waiting.
+    """A 0-d float32 tensor, or None if there is nothing to scale or it is 1, as far as the host knows without waiting.
 
     It is computed in float32, and for float64 gradients in float64, as ``torch.nn.utils`` does.
     """
-    platform: Platform = prepared.platform
-    if max_norm == math.inf:
+    platform, present = prepared.platform, prepared.present
+    if max_norm == math.inf or not present:
         return None
-    present = [gradient for gradient in prepared.gradients if gradient is not None]
     least = platform.cast(1.0, None, present[0])
     ratio = max_norm / (platform.cast(norm, platform.promoted_dtype([*present, least]), present[0]) + _EPS)
     bounded = platform.where(ratio > 1, 1.0, ratio)  # not a clamp: some frameworks' clamp(nan) is the bound

@@ -66,8 +66,7 @@ def replica_errors(plan: ReductionPlan, request: Request) -> tuple[Exception, ..
         reduced = request.platform.read(buffer, True) or ()
         start = 0
         for index, _ in part.copies:  # all pieces of a tensor, so that ranks with other pieces find the same
-            layout = names[index].layout
-            slots = range(start, start + (1 if layout is None else layout.num_chunks))
+            slots = range(start, start + names[index].num_chunks)
             if any(reduced[slot] > -reduced[part.num_slots + slot] for slot in slots):
                 differing.append(names[index].name)
             start = slots.stop

@@ -120,7 +120,7 @@ def dense_grad_norm_sq_and_refs(
     )
     plan = ReductionPlan((part,))
     norm_sq = platform.cast(total_statistic(plan, request), None, prepared.anchor)
-    return norm_sq, [gradient for gradient in prepared.gradients if gradient is not None]
+    return norm_sq, list(prepared.present)
 
 
 def combine_pipeline_norm_sq(norm_sq: Tensor, pp_mesh: Any) -> Tensor:
@@ -170,11 +170,18 @@ def _stage(platform: Platform, mesh_context: Any) -> Union:
 def _analytic(platform: Platform, prepared: Prepared, stage: Union) -> dict[str, Ranks] | None:
     """Who holds copies, from layouts alone; None on every rank if they differ or do not tell on some rank."""
     rank = platform.rank()
-    found = {meta.name: layout_replicas(meta.layout, rank, stage.ranks) for meta in prepared.tensors}
-    replicas = {name: ranks for name, ranks in found.items() if ranks is not None}
-    layouts = [meta.layout for meta in prepared.tensors if meta.layout is not None]
-    inside = set(stage.ranks).issuperset(member for layout in layouts for member in layout.mesh.ranks)
-    unsure = bool(prepared.errors) or len(replicas) < len(found) or not inside
+    # By the identity of the mesh: hashing one takes O(ranks), and a model has few.
+    known: dict[tuple[int, tuple[int, ...]], Ranks | None] = {}
+    replicas: dict[str, Ranks] = {}
+    for meta in prepared.tensors:
+        key = (0, ()) if meta.layout is None else (id(meta.layout.mesh), meta.layout.shard_dims)
+        if key not in known:
+            known[key] = layout_replicas(meta.layout, rank, stage.ranks)
+        if (ranks := known[key]) is not None:
+            replicas[meta.name] = ranks
+    meshes = {id(m.layout.mesh): m.layout.mesh for m in prepared.tensors if m.layout is not None}
+    inside = set(stage.ranks).issuperset(member for mesh in meshes.values() for member in mesh.ranks)
+    unsure = bool(prepared.errors) or len(replicas) < len(prepared.tensors) or not inside
     digest = 0 if unsure else layout_digest(prepared.tensors, stage.ranks)
     buffer = platform.pack([float(unsure), *wire.bits(digest)], prepared.anchor)
     for ranks in stage.steps:

@@ -21,13 +21,14 @@ _MAX_ENTRIES = 64
 class Prepared:
     """One call: the plan, this rank's local gradients in plan order, and what is wrong on this rank.
 
-    ``anchor`` is the first parameter: its device is that of the buffer, even on ranks that have no gradient.
+    ``present`` are the gradients that are not missing. ``anchor`` is the first parameter: its device is that of the buffer, even on ranks that have no gradient.
     """
 
     platform: Platform
     plan: ReductionPlan
     tensors: tuple[TensorMeta, ...]
     gradients: Sequence[Tensor | None]
+    present: Sequence[Tensor]
     anchor: Tensor | None
     errors: tuple[Exception, ...]
     first_use: bool
@@ -55,7 +56,6 @@ class _Entry:
     """
 
     signature: Sequence[Hashable]
-    explicit: bool
     pp_mesh: Any
     descriptions: tuple[Description, ...]
     references: tuple[weakref.ref[Any], ...]
@@ -95,7 +95,7 @@ def prepare(
     local, signature = platform.gradients(parameters, given)
     key = (given is not None, pp_mesh is not None, hash(tuple(names or ())), *map(id, parameters))
     entry = _entries.get(key)
-    if entry is not None and (entry.explicit, entry.pp_mesh) != (given is not None, pp_mesh):
+    if entry is not None and entry.pp_mesh != pp_mesh:
         entry = None
     known = entry is not None and entry.signature == signature
     if entry is None or not known:
@@ -105,7 +105,8 @@ def prepare(
         _warn_of_gradients(call)
     chosen = local if entry.indices is None else [local[index] for index in entry.indices]
     anchor = parameters[0] if parameters else None
-    return Prepared(platform, entry.plan, entry.tensors, chosen, anchor, entry.errors, not known)
+    present = [gradient for gradient in chosen if gradient is not None]
+    return Prepared(platform, entry.plan, entry.tensors, chosen, present, anchor, entry.errors, not known)
 
 
 def forget_layouts() -> None:
@@ -145,7 +146,6 @@ def _describe(
     references = tuple(weakref.ref(parameter, forget) for parameter in call.parameters)
     entry = _Entry(
         signature,
-        call.given is not None,
         call.pp_mesh,
         tuple(descriptions),
         references,

@@ -61,7 +61,8 @@ class Mesh:
 
     def spanned_dims(self, ranks: Collection[int]) -> tuple[int, ...] | None:
         """The mesh dims along which ``ranks`` lie, if they are one whole slice of this mesh, else None."""
-        found = [_coordinates(self).get(rank) for rank in ranks]
+        known = _coordinates(self)  # once: to find it hashes the whole mesh
+        found = [known.get(rank) for rank in ranks]
         coordinates = [coordinate for coordinate in found if coordinate is not None]
         if len(coordinates) != len(found):
             return None

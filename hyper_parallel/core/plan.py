@@ -51,11 +51,16 @@ class TensorMeta:
         axes = dict(zip(mesh.dim_names or range(mesh.ndim), mesh.shape, strict=True))
         return f"{self.name}: shape {self.global_shape}, {self.layout.placements} on mesh {axes}"
 
+    @property
+    def num_chunks(self) -> int:
+        """How many different areas the ranks hold."""
+        return 1 if self.layout is None else self.layout.num_chunks
+
     def pieces(self) -> int:
         """How many ranks contribute different statistics."""
         if self.layout is None:
             return 1
-        return self.layout.num_chunks * prod(self.layout.mesh.shape[d] for d in self.layout.partial_dims)
+        return self.num_chunks * prod(self.layout.mesh.shape[d] for d in self.layout.partial_dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,7 @@ def _part(
         terms.setdefault((pieces // unit, meta.shared, chain, whole), []).append(i)
         if pieces < size:
             copies.append((i, slot + (0 if meta.layout is None else meta.layout.chunk(rank))))
-            slot += 1 if meta.layout is None else meta.layout.num_chunks
+            slot += meta.num_chunks
     metas = tuple(tensors[i] for i in indices)
     own_digest = digest_bits("\n".join([str(within.ranks), *map(str, metas)]))
     built = [

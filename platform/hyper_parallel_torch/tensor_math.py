@@ -64,7 +64,9 @@ class TorchMath:
         return torch.where(condition, true, false)
 
     def cast(self, scalar: Tensor | float, dtype: torch.dtype | None, like: Tensor | None) -> Tensor:
-        tensor = scalar.full_tensor() if isinstance(scalar, DTensor) else torch.as_tensor(scalar)
+        tensor = scalar.full_tensor() if isinstance(scalar, DTensor) else scalar
+        if not isinstance(tensor, Tensor):
+            tensor = torch.tensor(tensor, dtype=torch.float64)
         return tensor.to(device=None if like is None else like.device, dtype=dtype or torch.float32)
 
     def promoted_dtype(self, tensors: Sequence[Tensor]) -> torch.dtype:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hyper_parallel.core.coverage import CoverageError, LocalShard, check_coverage, layout_copies, local_shard
 from hyper_parallel.core.layout import Area, Layout
+from hyper_parallel.core.staged import layout_replicas
 from tests.unit.test_layout import layouts
 
 bounded = settings(max_examples=400, deadline=None, derandomize=True)
@@ -87,6 +88,8 @@ def test_layouts_cover_exactly_and_name_the_copies_that_the_sweep_finds(layout: 
     assert errors == ()
     (groups,) = layout_copies([layout])
     assert [rank in groups[layout.chunk(rank)] for rank in layout.mesh.ranks] == [True] * layout.mesh.size
+    replicas = [layout_replicas(layout, rank, layout.mesh.ranks) for rank in layout.mesh.ranks]
+    assert replicas == [groups[layout.chunk(rank)] for rank in layout.mesh.ranks]
     analytic = {(layout.areas(ranks[0]), ranks) for ranks in groups if layout.areas(ranks[0])}
     assert analytic == {(copies.areas, copies.ranks) for copies in shards["w"] if copies.areas}
     empty = sorted(chain.from_iterable(ranks for ranks in groups if not layout.areas(ranks[0])))

@@ -72,8 +72,8 @@ def clip_grad_norm_(
     Otherwise it looks at what ranks report in the first call alone: an error in a later one is raised on its own
     rank, and the others find a NaN norm.
     """
-    max_norm = _checked(max_norm)
-    prepared = prepare(parameters, grads, pp_mesh)
+    max_norm = float(max_norm)
+    prepared = _bounded(prepare(parameters, grads, pp_mesh), max_norm)
     norm = _measure(prepared, norm_type, error_if_nonfinite, foreach, check_replicas)
     _clip(prepared, max_norm, norm, foreach)
     return _rounded(prepared, norm)
@@ -108,8 +108,8 @@ def clip_grads_with_norm_(
 
     Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
     """
-    max_norm = _checked(max_norm)
-    _clip(_sound(prepare(parameters, grads)), max_norm, total_norm, foreach)
+    max_norm = float(max_norm)
+    _clip(_sound(_bounded(prepare(parameters, grads), max_norm)), max_norm, total_norm, foreach)
 
 
 def clip_grad_value_(
@@ -163,11 +163,11 @@ def clip_grads(
         The clipped gradients, in order and with the dtypes of ``grads``, and the norm before clipping. Where
         nothing is to be scaled and the host knows it, the same tensors are returned.
     """
-    max_norm = _checked(max_norm)
+    max_norm = float(max_norm)
     grads = [grads] if hasattr(grads, "dtype") else list(grads)
     present = [gradient for gradient in grads if gradient is not None]
     prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
-    norm = _measure(prepared, norm_type, error_if_nonfinite, foreach)
+    norm = _measure(_bounded(prepared, max_norm), norm_type, error_if_nonfinite, foreach)
     coefficient = _coefficient(prepared, max_norm, norm)
     clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
     return [None if gradient is None else next(clipped) for gradient in grads], _rounded(prepared, norm)
@@ -181,11 +181,12 @@ def _sound(prepared: Prepared) -> Prepared:
     return prepared
 
 
-def _checked(max_norm: float) -> float:
-    max_norm = float(max_norm)
-    if not max_norm >= 0:
-        raise ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}")
-    return max_norm
+def _bounded(prepared: Prepared, max_norm: float) -> Prepared:
+    """The same with an error if nothing can be clipped to ``max_norm``: it may be so on this rank alone."""
+    if max_norm >= 0:
+        return prepared
+    error = ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}")
+    return replace(prepared, errors=(error, *prepared.errors))
 
 
 def _measure(

@@ -77,6 +77,8 @@ def prepare(
 ) -> Prepared:
     """Read the gradients of the parameters in ``source`` and find or build the plan.
 
+    What is wrong with the gradients goes into ``errors`` of the result: other ranks may be waiting, and are to know.
+
     Args:
         source: a module or cell, a tensor, or an iterable of tensors.
         gradients: one per parameter, None allowed; without it they are read from the parameters.
@@ -85,14 +87,18 @@ def prepare(
 
     Raises:
         TypeError: ``source`` holds something else than tensors.
-        ValueError: ``gradients`` are not as many as the parameters.
     """
     platform = get_platform()
     parameters, own_names = platform.parameters(source)
     given = None if gradients is None else list(gradients)
-    if given is not None and len(given) != len(parameters):
-        raise ValueError(f"{len(given)} gradients for {len(parameters)} parameters")
-    local, signature = platform.gradients(parameters, given)
+    wrong: tuple[Exception, ...] = ()
+    try:
+        if given is not None and len(given) != len(parameters):
+            raise ValueError(f"{len(given)} gradients for {len(parameters)} parameters")
+        local, signature = platform.gradients(parameters, given)
+    except (TypeError, ValueError) as error:
+        wrong, given = (error,), [None] * len(parameters)
+        local, signature = platform.gradients(parameters, given)
     key = (given is not None, pp_mesh is not None, hash(tuple(names or ())), *map(id, parameters))
     entry = _entries.get(key)
     if entry is not None and entry.pp_mesh != pp_mesh:
@@ -106,7 +112,8 @@ def prepare(
     chosen = local if entry.indices is None else [local[index] for index in entry.indices]
     anchor = parameters[0] if parameters else None
     present = [gradient for gradient in chosen if gradient is not None]
-    return Prepared(platform, entry.plan, entry.tensors, chosen, present, anchor, entry.errors, not known)
+    errors = (*wrong, *entry.errors) if wrong else entry.errors
+    return Prepared(platform, entry.plan, entry.tensors, chosen, present, anchor, errors, not known)
 
 
 def forget_layouts() -> None:

@@ -171,6 +171,31 @@ def test_a_gradient_that_cannot_be_scaled_in_place_on_one_rank() -> None:
     assert_untouched(models)
 
 
+@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("size", [1, 3])
+def test_gradients_that_are_too_many_on_one_rank(size: int, p: float) -> None:
+    models = [ordinary(rank, size) for rank in range(size)]
+    grads = [[member.grad for member in model] for model in models]
+    grads[-1].append(grads[-1][0])
+    outcomes = World(size).run(
+        lambda rank: hyper_parallel.clip_grad_norm_(models[rank], 0.1, p, grads=grads[rank])
+    )
+    assert_all_raise(outcomes, ValueError, f"rank {size - 1}: " * (size > 1) + "4 gradients for 3 parameters")
+    assert_untouched(models)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0])
+def test_a_max_norm_that_is_wrong_on_one_rank(bad: float) -> None:
+    models = [ordinary(rank, 3) for rank in range(3)]
+    outcomes = World(3).run(
+        lambda rank: hyper_parallel.clip_grad_norm_(models[rank], bad if rank == 1 else 0.1)
+    )
+    assert_all_raise(
+        outcomes, ValueError, f"rank 1: max_norm must be at least 0 (inf only measures), got {bad}"
+    )
+    assert_untouched(models)
+
+
 def test_an_unknown_kind_of_error_is_raised_as_runtime_error_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

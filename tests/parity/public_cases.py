@@ -230,6 +230,15 @@ def ill_fitting_local_shape() -> Any:
     return raised(lambda: hp.clip_grad_norm_([made], 1.0, grads=[gradient]))
 
 
+def wrong_gradients(what: str) -> Any:
+    """On rank 1 one gradient is too many, or is no tensor; returns the error, the gradient, and the norm after it."""
+    made = parameter([3.0, 4.0], mesh(2), [Shard(0)], (4,))
+    wrong = {"too many": [made.grad, made.grad], "no tensor": ["gradient"]}[what]
+    given = wrong if _platform().rank() == 1 else [made.grad]
+    error = raised(lambda: hp.clip_grad_norm_([made], 1.0, grads=given))
+    return error, values([made]), number(hp.clip_grad_norm_([made], 1.0, grads=[made.grad]))
+
+
 def values_clipped(clip_value: float) -> Any:
     made = [parameter([-3.0, 0.5, 4.0]), parameter([2.0], mesh(2), [Shard(0)], (2,))]
     hp.clip_grad_value_(made, clip_value)

@@ -227,6 +227,24 @@ def test_ill_fitting_local_shape_raises_on_all_ranks(run: Any) -> None:
         assert "tensor 0" in error[1]
 
 
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("too many", "ValueError", "2 gradients for 1 parameters"),
+        ("no tensor", "TypeError", "str, but the platform is"),
+    ],
+)
+def test_gradients_that_are_wrong_on_one_rank_raise_on_all(
+    run: Any, what: str, kind: str, message: str
+) -> None:
+    for error, untouched, fine in run(2, "wrong_gradients", what):
+        assert error[0] == kind
+        assert "rank 1" in error[1]
+        assert message in error[1]
+        np.testing.assert_array_equal(untouched[0], [3.0, 4.0])
+        assert fine == pytest.approx(math.sqrt(50))
+
+
 def test_clipping_values(run: Any) -> None:
     for gradients, error, partial in run(2, "values_clipped", 1.0):
         np.testing.assert_array_equal(gradients[0], [-1.0, 0.5, 1.0])

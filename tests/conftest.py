@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from hyper_parallel.parity.pool import RankPool
 
-# A backend named here that is missing fails; it is never skipped.
-BACKENDS = tuple(os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(","))
 _MAX_POOLS = 5
 
 

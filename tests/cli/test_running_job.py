@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.descriptions import PACKED
+from tests.named_backends import BACKENDS
 
 if TYPE_CHECKING:
     from tests.conftest import Pools
@@ -17,9 +17,7 @@ BUCKET = 4 * 2**20
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("large", [7, BUCKET + 1])
-@pytest.mark.parametrize(
-    "backend", os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_announces_what_happens(backend: str, large: int, pools: Pools) -> None:
     found = pools.get(backend, 2).run("tests.cli.rank_explanations:announced_and_called", large, timeout=60)
     for rank, (announced, called, explanation, printed, norm) in enumerate(found):

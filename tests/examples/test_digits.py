@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,14 +15,10 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hyper_parallel.parity.pool import RankFailure
+from tests.named_backends import needs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TOLERANCE = 1e-5
-BACKENDS = os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
-needs_torch = pytest.mark.skipif("torch" not in BACKENDS, reason="HYPER_PARALLEL_TEST_BACKENDS without torch")
-needs_both = pytest.mark.skipif(
-    not {"torch", "mindspore"}.issubset(BACKENDS), reason="HYPER_PARALLEL_TEST_BACKENDS without both"
-)
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -54,7 +49,7 @@ def assert_is_a_picture(path: Path) -> None:
 
 
 # With 3 ranks, the last layer's 10 rows and their shards are uneven.
-@needs_both
+@needs("torch", "mindspore")
 @pytest.mark.parametrize(("world_size", "mesh"), [(2, "2 x 1"), (3, "1 x 3")])
 def test_both_backends_agree(world_size: int, mesh: str, tmp_path: Path) -> None:
     arguments = [
@@ -76,7 +71,7 @@ def test_both_backends_agree(world_size: int, mesh: str, tmp_path: Path) -> None
     assert rows == ["1", "2", "3"] * 2
 
 
-@needs_torch
+@needs("torch")
 def test_what_falls_short_is_named_and_fails(tmp_path: Path) -> None:
     arguments = ["--platform", "torch", "--world-size", "2", "--epochs", "1"]
     demo = run_demo(tmp_path, *arguments, "--min-accuracy", "1", "--tolerance", "1e-12")

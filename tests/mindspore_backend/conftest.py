@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hyper_parallel.platforms import ENVIRONMENT_VARIABLE, get_platform
-from tests.conftest import BACKENDS
+from tests.named_backends import BACKENDS
 
 if TYPE_CHECKING:
     from tests.conftest import Pools

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.named_backends import BACKENDS
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
 WORLD_SIZE = 2
@@ -51,9 +53,7 @@ def norms(output: str) -> dict[int, str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "framework", os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
-)
+@pytest.mark.parametrize("framework", BACKENDS)
 def test_first_example_runs_on_two_ranks(framework: str, tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(example(framework))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from hyper_parallel import Partial, Replicate, Shard
 from tests.known_differences import KNOWN_DIFFERENCES
+from tests.named_backends import BACKENDS
 
 if TYPE_CHECKING:
     from tests.conftest import Pools
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 INF = math.inf
 
 
-@pytest.fixture(params=os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(","))
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.named_backends import BACKENDS
 from tests.parity.staged_cases import gradients
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(params=os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(","))
+@pytest.fixture(params=BACKENDS)
 def run(request: pytest.FixtureRequest, pools: Pools) -> Any:
     return lambda size, function, *args: pools.get(request.param, size).run(
         f"tests.parity.staged_cases:{function}", *args, timeout=60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -20,6 +21,21 @@ _INSTALL_HINTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which platform a process gets, and why; ``name`` is None where none can be chosen, and ``reason`` says so.
+
+    ``variable`` is the environment variable's value, ``choices`` the registered platforms, ``available`` those of
+    them between which there is a choice without the variable.
+    """
+
+    name: str | None
+    reason: str
+    variable: str | None
+    choices: tuple[str, ...]
+    available: tuple[str, ...]
+
+
 @lru_cache(maxsize=1)
 def get_platform() -> Platform:
     """The adapter of this process, chosen once and cached.
@@ -31,28 +47,36 @@ def get_platform() -> Platform:
         LookupError: none or several fit, or the variable names none of those that exist.
         ImportError: the named adapter or its framework cannot be imported; there is no falling through.
     """
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    name = os.environ.get(ENVIRONMENT_VARIABLE)
-    return _load(found[_checked(name, found) if name else _detected(found)])
+    selection = select_platform()
+    if selection.name is None:
+        raise LookupError(selection.reason)
+    return _load(_registered()[selection.name])
 
 
-def _checked(name: str, found: dict[str, EntryPoint]) -> str:
-    if name not in found:
-        raise LookupError(f"{ENVIRONMENT_VARIABLE}={name} names no platform; choices: {_choices(found)}")
-    return name
-
-
-def _detected(found: dict[str, EntryPoint]) -> str:
+def select_platform() -> Selection:
+    """What ``get_platform`` would choose now, without importing anything."""
+    found = _registered()
+    variable = os.environ.get(ENVIRONMENT_VARIABLE) or None
     imported = [name for name in found if name in sys.modules]
-    installed = imported or [name for name in found if importlib.util.find_spec(name) is not None]
-    if len(installed) == 1:
-        return installed[0]
-    state = (
-        f"several frameworks are {'imported' if imported else 'installed'} ({', '.join(installed)})"
-        if installed
-        else "no supported framework is installed"
-    )
-    raise LookupError(f"{state}: set {ENVIRONMENT_VARIABLE} to one of {_choices(found)}")
+    available = tuple(imported or [name for name in found if importlib.util.find_spec(name) is not None])
+    state = "imported" if imported else "installed"
+    name = None
+    if variable is not None:
+        if variable in found:
+            name, reason = variable, f"{ENVIRONMENT_VARIABLE}={variable}"
+        else:
+            reason = f"{ENVIRONMENT_VARIABLE}={variable} names no platform; choices: {_choices(found)}"
+    elif len(available) == 1:
+        (name,), reason = available, f"{available[0]} is the only supported framework that is {state}"
+    else:
+        several = f"several frameworks are {state} ({', '.join(available)})"
+        fault = several if available else "no supported framework is installed"
+        reason = f"{fault}: set {ENVIRONMENT_VARIABLE} to one of {_choices(found)}"
+    return Selection(name, reason, variable, tuple(sorted(found)), available)
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _choices(found: dict[str, EntryPoint]) -> str:

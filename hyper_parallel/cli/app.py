@@ -10,6 +10,9 @@ import typer
 from rich.console import Console
 
 from hyper_parallel.cli.description import Description, read_description
+from hyper_parallel.cli.doctor.child import find_diagnostics
+from hyper_parallel.cli.doctor.examination import examine
+from hyper_parallel.cli.doctor.report import print_diagnosis
 from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.explanation import Explanation
 from hyper_parallel.cli.fields import DescriptionError
@@ -62,10 +65,7 @@ def explain_command(
     if as_json:
         typer.echo(json.dumps(explanation.as_json(), indent=2))
     else:
-        console = Console()
-        print_explanation(
-            explanation, console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE), str(description)
-        )
+        print_explanation(explanation, _console(), str(description))
     if picture is not None:
         typer.echo(f"picture: {picture}", err=True)
 
@@ -80,6 +80,45 @@ def _explained(described: Description, rank: int) -> Explanation:
         scalar_bytes=described.scalar_bytes,
         world_size=described.world_size,
     )
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    platform: Annotated[
+        list[str] | None, typer.Option(help="A platform to examine; may be repeated. Default: all.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one process to answer.")] = 120.0,
+    no_collectives: Annotated[
+        bool, typer.Option("--no-collectives", help="Try no collectives and no clipping.")
+    ] = False,
+) -> None:
+    """Examine this machine: versions, devices, CANN, a tiny all-reduce and clip on each device; remedies.
+
+    Exit status 0: no error (warnings alone do not count), 1: errors, 2: wrong usage. pydoc
+    hyper_parallel.cli.doctor shows the keys of the JSON.
+    """
+    accepted = find_diagnostics()
+    for name in platform or ():
+        if name not in accepted:
+            _fail(f"--platform {name}: accepted: {', '.join(sorted(accepted)) or 'none is registered'}")
+    with Console(stderr=True).status("starting") as status:
+        diagnosis = examine(
+            tuple(dict.fromkeys(platform or ())),
+            timeout=timeout,
+            collectives=not no_collectives,
+            progress=status.update,
+        )
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        print_diagnosis(diagnosis, _console())
+    raise typer.Exit(0 if diagnosis.healthy else 1)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_OF_A_PIPE)
 
 
 def _fail(message: str) -> NoReturn:

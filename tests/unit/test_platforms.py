@@ -220,6 +220,45 @@ def test_looking_for_frameworks_imports_none(machine: Machine) -> None:
     assert machine.run(code) == "set()"
 
 
+# ---- what would be chosen, and why
+
+
+SELECTION = "from hyper_parallel.platforms import select_platform as s; x = s(); print(x.name, '|', x.reason)"
+
+
+@pytest.mark.parametrize(
+    ("installed", "variable", "expected"),
+    [
+        (("torch",), None, "torch | torch is the only supported framework that is installed"),
+        (("torch", "mindspore"), "torch", "torch | HYPER_PARALLEL_PLATFORM=torch"),
+        (("torch",), "jax", "None | HYPER_PARALLEL_PLATFORM=jax names no platform; choices: torch"),
+    ],
+)
+def test_the_selection_says_why(
+    machine: Machine, installed: tuple[str, ...], variable: str | None, expected: str
+) -> None:
+    machine.install(*installed)
+    assert machine.run(SELECTION, variable) == expected
+
+
+def test_the_selection_of_a_process_that_has_imported_one(machine: Machine) -> None:
+    machine.install("torch", "mindspore")
+    said = machine.run(f"import mindspore; {SELECTION}")
+    assert said == "mindspore | mindspore is the only supported framework that is imported"
+
+
+def test_the_selection_is_what_get_platform_says(machine: Machine) -> None:
+    machine.install("torch", "mindspore")
+    failed = machine.run(NAME)
+    assert failed == "LookupError: " + machine.run(SELECTION).removeprefix("None | ")
+
+
+def test_the_selection_loads_nothing(machine: Machine) -> None:
+    machine.framework("torch", "raise ImportError('broken')")
+    machine.adapter("torch", "import torch\n")
+    assert machine.run(SELECTION).startswith("torch |")
+
+
 # ---- our own entry points
 
 

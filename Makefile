@@ -14,7 +14,7 @@ help:
 	@echo "make test     run all tests with both backends"
 	@echo "make lint     ruff, mypy, import contracts"
 	@echo "make format   let ruff format and fix what it can"
-	@echo "make parity   run the parity suite on both backends and print its table"
+	@echo "make parity   run the parity suite on both backends, print its table, write parity-report/"
 	@echo "make bench    measure clip_grad_norm_ beside torch.nn.utils"
 	@echo "make wheel    build sdist and wheel, and run the parity suite from the wheel in an empty folder"
 	@echo "make clean    remove the environment, caches and build outputs"
@@ -36,7 +36,7 @@ format: setup
 	$(PY) -m ruff format .
 
 parity: setup
-	$(PY) -m hyper_parallel.parity --platforms torch mindspore $(ARGS)
+	$(PY) -m hyper_parallel.parity --platforms torch mindspore --report parity-report $(ARGS)
 
 bench: setup
 	$(PY) benchmarks/clip.py $(ARGS)
@@ -45,5 +45,5 @@ wheel: setup
 	@bash ci/wheel.sh $(ARGS)
 
 clean:
-	rm -rf .venv .venv.lock build dist demo.png .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv.lock build dist demo.png parity-report .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

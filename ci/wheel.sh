@@ -25,4 +25,4 @@ for name in ("hyper_parallel", "hyper_parallel_torch", "hyper_parallel_mindspore
     if pathlib.Path(sys.argv[1]).resolve() not in path.resolve().parents:
         sys.exit(f"wheel: {name} came from {path}, not from the wheel")
 PY
-"$python" -m hyper_parallel.parity --platforms torch mindspore "$@"
+"$python" -m hyper_parallel.parity --platforms torch mindspore --report report "$@"

@@ -17,6 +17,7 @@ from hyper_parallel.cli.explain import explain
 from hyper_parallel.cli.explanation import Explanation
 from hyper_parallel.cli.fields import DescriptionError
 from hyper_parallel.cli.report import print_explanation
+from hyper_parallel.parity.command import mount as mount_parity
 
 _WIDTH_OF_A_PIPE = 140
 
@@ -28,6 +29,9 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """Gradient norms on any mix of parallelism."""
+
+
+mount_parity(app)
 
 
 @app.command("explain")

@@ -6,7 +6,7 @@ A case is data, so that every backend, the oracle and a report read the same. Pl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hyper_parallel.core.placement import REDUCE_OPS, Partial, Placement, Replicate, Shard, StridedShard
@@ -46,13 +46,15 @@ class Mesh:
 class Case:
     """A model on meshes of all ranks. The gradients follow from ``name``, which is unique.
 
-    A mesh dim named ``pp`` is that of pipeline stages.
+    ``variant`` is the dtype, or what is special about the gradients. A mesh dim named ``pp`` is that of pipeline
+    stages.
     """
 
     name: str
     parallelism: str
     meshes: tuple[Mesh, ...]
     tensors: tuple[Tensor, ...]
+    variant: str = ""
 
     @property
     def world_size(self) -> int:
@@ -218,6 +220,12 @@ def build_cases(world_size: int) -> tuple[Case, ...]:
     return tuple(cases)
 
 
+def selected_cases(world_sizes: Sequence[int], words: Sequence[str]) -> tuple[Case, ...]:
+    """The cases of these sizes whose names have all ``words``."""
+    cases = (case for world_size in world_sizes for case in build_cases(world_size))
+    return tuple(case for case in cases if all(word in case.name for word in words))
+
+
 def _patterns(parallelism: str) -> tuple[str, ...]:
     # Plain tensors alone are not communicated, so a rank then knows its own gradients only. Of copies that are
     # Partial, and of shared ones, a gradient is expected on all or none.
@@ -232,4 +240,5 @@ def _variant(model: Case, label: str, pattern: str, dtypes: tuple[str, ...]) -> 
         replace(tensor, dtype=dtype, missing_on=missing, scale=1e-7 if label == "tiny" else 1.0)
         for tensor, dtype, missing in zip(model.tensors, dtypes, _missing(held)[pattern], strict=True)
     )
-    return replace(model, name=f"{model.parallelism}, {label}, {model.world_size} ranks", tensors=tensors)
+    name = f"{model.parallelism}, {label}, {model.world_size} ranks"
+    return replace(model, name=name, tensors=tensors, variant=label)

@@ -18,38 +18,48 @@ RELATIVE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One case on one backend: what is wrong, and the largest relative error of its float32 norms."""
+    """One case on one backend: what is wrong, and the largest relative error of its float32 norms.
+
+    ``norms`` are form, norm type and the norm on rank 0 of each call; ``expected`` are the oracle's. ``error`` is the
+    largest relative error in any dtype.
+    """
 
     case: Case
     failures: tuple[str, ...]
     largest_error: float
     norms: tuple[tuple[str, float, float], ...]
+    expected: tuple[float, ...] = ()
+    error: float = math.nan
 
 
 def judge(case: Case, ranks: Sequence[Sequence[Outcome]]) -> Verdict:
     """Judge the outcomes of all ranks, which made the same calls in the same order."""
     failures: list[str] = []
-    errors = [0.0]
-    norms = []
+    errors, errors_in_float32 = [0.0], [0.0]
+    norms, expectations = [], []
     for outcomes in zip(*ranks, strict=True):
         form, p = outcomes[0].form, outcomes[0].norm_type
         expected = oracle.total_norm(case, p)
         found = [outcome.norm for outcome in outcomes]
         norms.append((form, p, found[0]))
+        expectations.append(expected)
         where = f"{case.name}, {form}, p={p:g}"
         dtypes = [_result_dtype(case, rank) for rank in range(case.world_size)]
         if any(
             len({norm for norm, dtype in zip(found, dtypes, strict=True) if dtype == each}) > 1
-            for each in dtypes
+            for each in set(dtypes)
         ):
             failures.append(f"{where}: the ranks disagree on the norm: {found}")
         for rank, (norm, dtype) in enumerate(zip(found, dtypes, strict=True)):
             if not _close(case, norm, expected, dtype):
                 failures.append(f"{where}: norm {norm!r} on rank {rank}, expected {expected!r}")
+            errors.append(_relative(norm, expected))
             if dtype == "float32":
-                errors.append(_relative(norm, expected))
+                errors_in_float32.append(errors[-1])
         failures.extend(f"{where}: {text}" for text in _wrong_gradients(case, expected, outcomes))
-    return Verdict(case, tuple(failures), max(errors), tuple(norms))
+    return Verdict(
+        case, tuple(failures), max(errors_in_float32), tuple(norms), tuple(expectations), max(errors)
+    )
 
 
 def compare(verdicts: dict[str, Verdict]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -140,6 +141,7 @@ def clipped(gradient: Array, norm: float, max_norm: float) -> Array:
     return gradient.astype(np.float64) * min(1.0, max_norm / (norm + 1e-6))
 
 
+@lru_cache(maxsize=16)
 def rounding(case: Case) -> float:
     """How far float32 sums of Partial terms may be off, which cancel in some elements: the smallest shows it."""
     largest = [

@@ -76,6 +76,10 @@ class RankPool:
         self._closed = False
 
     @property
+    def ended(self) -> None:
+        """None: a pool starts new processes after a failure, so that it can always run more."""
+
+    @property
     def broken(self) -> bool:
         """Whether the last call failed, so that the next one starts new processes."""
         return self._failed and self._processes is None
@@ -198,8 +202,8 @@ def _describe(outcome: Outcome, seconds: float) -> list[str]:
     for member, text in sorted(outcome.tracebacks.items()):
         by_text.setdefault(text, []).append(member)
     for text, members in by_text.items():
-        lines += [f"{_names(members)} raised:", text.rstrip()]
-    lines += [f"{_names([member])} {_ending(code)}" for member, code in sorted(outcome.exits.items())]
+        lines += [f"{rank_names(members)} raised:", text.rstrip()]
+    lines += [f"{rank_names([member])} {_ending(code)}" for member, code in sorted(outcome.exits.items())]
     silent = list(outcome.silent)
     if outcome.timed_out:
         lines.append(f"timed out after {seconds:g} s; silent ranks: {silent}")
@@ -210,7 +214,8 @@ def _describe(outcome: Outcome, seconds: float) -> list[str]:
     return lines
 
 
-def _names(members: Iterable[int]) -> str:
+def rank_names(members: Iterable[int]) -> str:
+    """``rank 0, rank 2``."""
     names = [{SCHEDULER: "the scheduler", SERVER: "the rank server"}.get(m, f"rank {m}") for m in members]
     return ", ".join(names)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import os
 import pickle
 import signal
@@ -20,10 +19,10 @@ import socket
 import sys
 import threading
 import traceback
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn
 
+from hyper_parallel.parity.local_ranks import LocalRanks, call, find_local_ranks
 from hyper_parallel.parity.rank_processes import (
     CLOSE,
     SCHEDULER,
@@ -34,36 +33,7 @@ from hyper_parallel.parity.rank_processes import (
     send_frame,
 )
 
-_GROUP = "hyper_parallel.local_ranks"
 _PR_SET_PDEATHSIG = 1
-
-
-class LocalRanks(Protocol):
-    """What an entry point of ``hyper_parallel.local_ranks`` names: a module or an object."""
-
-    has_scheduler: bool
-    """Whether one more process, which computes nothing, has to bring the ranks together."""
-
-    def prepare(self) -> None:
-        """Import the framework and run nothing; called once, in the process that is then forked."""
-
-    def join(self, rank: int, world_size: int, port: int, timeout: float) -> None:
-        """In a forked process: join the group of all ranks at ``127.0.0.1:port``. Rank -1 is the scheduler."""
-
-    def leave(self) -> None:
-        """In a rank whose pool closes: leave the group; returns at once or is killed some seconds later."""
-
-
-def find_local_ranks(platform: str) -> LocalRanks:
-    """Load the entry point of this name.
-
-    Raises:
-        LookupError: none has this name; says which are installed.
-    """
-    installed = {entry.name: entry for entry in entry_points(group=_GROUP)}
-    if platform not in installed:
-        raise LookupError(f"no entry point {platform!r} in group {_GROUP!r}; installed: {sorted(installed)}")
-    return cast(LocalRanks, installed[platform].load())
 
 
 class _Children:
@@ -221,9 +191,7 @@ def _serve(sock: socket.socket) -> None:
 def _answer(request: bytes) -> tuple[str, bytes | str]:
     try:
         target, args = pickle.loads(request)
-        module, _, name = target.partition(":")
-        value = getattr(importlib.import_module(module), name)(*args)
-        return "result", pickle.dumps(value)
+        return "result", pickle.dumps(call(target, args))
     except BaseException:  # noqa: BLE001  SystemExit too: a rank ends when the parent says so
         return "error", traceback.format_exc()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import hyper_parallel
@@ -39,8 +40,23 @@ def run_case(case: Case, device_type: str) -> list[Outcome]:
         return [_call(case, meshes, device_type, form, p) for form, p in calls]
 
 
+@cache  # the groups of a mesh take memory on the device, hundreds of MB with HCCL
 def _device_mesh(device_type: str, mesh: Mesh) -> Any:
     return hyper_parallel.init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.dim_names)
+
+
+def roll_call(number: int, world_size: int) -> bool:
+    """Whether the ranks are in step: all of them are in this call, the ``number``-th, and reduce each other's value.
+
+    A collective that an earlier error has left behind would be taken for one of these, and give another result.
+    """
+    platform = hyper_parallel.get_platform()
+    ranks = tuple(range(world_size))
+    called = platform.all_gather_object((platform.rank(), number), ranks)
+    reduced = platform.all_reduce(platform.pack([float(number)], None), "sum", ranks)
+    return called == [(rank, number) for rank in ranks] and platform.read(reduced, True) == [
+        float(number * world_size)
+    ]
 
 
 def _call(case: Case, meshes: Mapping[str, Any], device_type: str, form: str, p: float) -> Outcome:

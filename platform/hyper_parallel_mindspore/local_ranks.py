@@ -1,8 +1,9 @@
-"""Ranks on one machine for the parity suite: MindSpore processes on the CPU with MCCL.
+"""Ranks for the parity suite: MindSpore processes on the CPU with MCCL, or those of msrun.
 
-Entry point ``mindspore`` of group ``hyper_parallel.local_ranks``; ``hyper_parallel.parity.rank_server`` says who
+Entry point ``mindspore`` of group ``hyper_parallel.local_ranks``; ``hyper_parallel.parity.local_ranks`` says who
 calls what when. MindSpore needs a scheduler process, for a world of one as well: with it a lone rank is in a real
-group of one, and without an initialised group a collective ends the process.
+group of one, and without an initialised group a collective ends the process. msrun's ranks were run on the CPU; on
+Ascend they were not.
 
 The variables below are read while MindSpore is imported, hence the imports inside functions; the package's
 ``__init__`` must not import MindSpore, either.
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 
 has_scheduler = True
 
 _HOST = "127.0.0.1"
+_TARGETS = {"cpu": "CPU", "npu": "Ascend"}
 
 
 def prepare() -> None:
@@ -53,6 +56,39 @@ def join(rank: int, world_size: int, port: int, timeout: float) -> None:
     # Asynchronous errors surface at a later, unrelated operation, and synchronous calls are faster on a CPU.
     mindspore.set_context(pynative_synchronize=True)
     init("mccl")
+
+
+def join_launched(device_type: str, timeout: float) -> None:
+    """Join the group that msrun's variables describe; in its scheduler, return when the ranks are done.
+
+    How long the ranks wait for each other is msrun's ``--cluster_time_out``.
+
+    Raises:
+        ValueError: ``device_type`` is neither "cpu" nor "npu".
+    """
+    if device_type not in _TARGETS:
+        raise ValueError(f"MindSpore runs on {sorted(_TARGETS)}, not on {device_type!r}")
+    os.environ.setdefault("GLOG_v", "3")
+    import mindspore
+    from mindspore import mint
+    from mindspore.communication import init
+
+    mindspore.set_device(_TARGETS[device_type])
+    mindspore.set_context(pynative_synchronize=True)
+    if device_type == "cpu":
+        init("mccl")
+    else:
+        mint.distributed.init_process_group()
+
+
+def describe(device_type: str) -> Mapping[str, str]:
+    """The group's backend, and the name of the NPU."""
+    import mindspore
+
+    if device_type == "cpu":
+        return {"backend": "mccl"}
+    name = mindspore.hal.get_device_name(int(os.environ.get("DEVICE_ID", "0")))
+    return {"backend": "hccl", "device": f"{name} (npu:{os.environ.get('DEVICE_ID', '0')})"}
 
 
 def leave() -> None:

@@ -1,7 +1,7 @@
-"""Ranks on one machine for the parity suite: torch processes with gloo on the loopback interface.
+"""Ranks for the parity suite: torch processes on this machine with gloo on the loopback interface, or torchrun's.
 
-Entry point ``torch`` of group ``hyper_parallel.local_ranks``; ``hyper_parallel.parity.rank_server`` says who calls
-what when.
+Entry point ``torch`` of group ``hyper_parallel.local_ranks``; ``hyper_parallel.parity.local_ranks`` says who calls
+what when. torchrun's ranks were run on the CPU with gloo; CUDA with NCCL and Ascend with HCCL were not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,49 @@ def join(rank: int, world_size: int, port: int, timeout: float) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=max(limit, timedelta(hours=1))
     )
+
+
+def join_launched(device_type: str, timeout: float) -> None:
+    """Take the device numbered ``LOCAL_RANK`` and join the group that ``MASTER_ADDR``, ``RANK`` and others describe.
+
+    Raises:
+        RuntimeError: the machine has no such device, or the others did not come within ``timeout`` seconds.
+        ImportError: ``device_type`` is "npu", and torch_npu cannot be imported.
+        ValueError: no backend serves the device type.
+    """
+    if device_type == "npu" and not hasattr(torch, "npu"):
+        importlib.import_module("torch_npu")
+    if device_type != "cpu":
+        _take_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+    backends = dist.Backend.default_device_backend_map
+    if device_type not in backends:
+        raise ValueError(f"torch knows no backend for {device_type!r}, only for {sorted(backends)}")
+    dist.init_process_group(backends[device_type], timeout=timedelta(seconds=timeout))
+
+
+def _take_device(device_type: str, index: int) -> None:
+    module: Any = getattr(torch, device_type, None)
+    if module is None or not module.is_available():
+        raise RuntimeError(
+            f"torch {torch.__version__} finds no {device_type} device on {socket.gethostname()}"
+        )
+    if index >= module.device_count():
+        raise RuntimeError(
+            f"LOCAL_RANK is {index}, but {socket.gethostname()} has {module.device_count()} {device_type} devices"
+        )
+    module.set_device(index)
+
+
+def describe(device_type: str) -> Mapping[str, str]:
+    """The device's name, the group's backend, and the versions of CUDA and NCCL where they are in use."""
+    found = {"backend": str(dist.get_backend())}
+    module: Any = getattr(torch, device_type, None)
+    if device_type != "cpu" and hasattr(module, "get_device_name"):
+        found["device"] = f"{module.get_device_name()} ({device_type}:{module.current_device()})"
+    if device_type == "cuda":
+        found["CUDA"] = str(torch.version.cuda)
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
 
 
 def leave() -> None:

@@ -73,6 +73,14 @@ def test_wheel_declares_the_adapters(wheel: Path) -> None:
         "torch": "hyper_parallel_torch.local_ranks",
         "mindspore": "hyper_parallel_mindspore.local_ranks",
     }
+    assert dict(entry_points["hyper_parallel.diagnostics"]) == {
+        "torch": "hyper_parallel_torch.diagnostics",
+        "mindspore": "hyper_parallel_mindspore.diagnostics",
+    }
+
+
+def test_wheel_holds_the_template_of_the_report(wheel: Path) -> None:
+    assert "hyper_parallel/parity/report.html.jinja" in names(wheel)
 
 
 def test_wheel_requires_nothing_without_an_extra(wheel: Path) -> None:

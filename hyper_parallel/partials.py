@@ -80,11 +80,10 @@ def _flags(
         largest = platform.statistic(there, NormKind(math.inf), None)
         nan = largest != largest
     buffer = platform.pack([*(float(gradient is not None) for gradient in gradients), nan], anchor)
-    buffers = []
+    flags = []
     for ranks, _ in reduction.chain:
         buffer = platform.all_reduce(buffer, "max", tuple(sorted(ranks)))
-        buffers.append(buffer)
-    flags = [platform.read(buffer, True) or [0.0] for buffer in buffers]
+        flags.append(platform.read(buffer, True) or [0.0])  # at once: the next reduction may be in place
     return tuple(tuple(flag > 0 for flag in step[:-1]) for step in flags), flags[-1][-1] > 0
 
 

@@ -1,20 +1,25 @@
-"""Statistics and scaling on an Ascend NPU, by MindSpore's own operations; nothing here waits for the device.
+"""Statistics and scaling on an Ascend NPU, by MindSpore's own operations.
 
-There is no float64, so scalars are float32, and a float32 gradient whose squares leave its range gives inf or 0.
-The operations were run on the CPU, where all but the scaling in place exist; none of this was run on an NPU.
+The host waits for the device in ``read(..., wait=True)``, ``checksum`` and ``nonfinite_count`` alone. Scalars are
+float32, as HCCL reduces no float64, and a float32 gradient whose squares leave its range gives inf or 0.
+
+All operations are from ``mint``, which is Ascend's, and exist on the CPU as well but for writing in place: the tests
+run this module on the CPU, with in-place operations and HCCL's rules simulated. None of it was run on an NPU.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, mint
 
 from hyper_parallel.core.norm import NormKind
-from hyper_parallel_mindspore.gradients import check_strides, check_tensor
 from hyper_parallel_mindspore.tensor_math import MindSporeMath, check_foreach, digest, in_kind, whole
 
 _BLOCK = 4096
@@ -27,30 +32,22 @@ class AscendMath(MindSporeMath):
 
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
         check_foreach(foreach)
-        for tensor in tensors:
-            check_tensor(tensor)
-            if not tensor.is_contiguous():
-                check_strides(tensor)
+        self.check_in_place(tensors)
         found = [_statistic(chunk, kind.p) for tensor in tensors for chunk in _chunks(tensor)]
         if not found:
-            return Tensor(kind.identity, mindspore.float32)
+            return _constant(kind.identity).reshape(())
         values = mint.cat(found)
         if math.isinf(kind.p):
             return _extremum(values, largest=kind.p > 0).reshape(())
         return mint.sum(values)
 
     def pack(self, values: Sequence[Tensor | float], like: Tensor | None) -> Tensor:
-        pieces: list[Any] = []
-        for value in values:
-            if isinstance(value, Tensor):
-                pieces.append(value.reshape(1).astype(mindspore.float32))
-            elif pieces and isinstance(pieces[-1], list):
-                pieces[-1].append(float(value))
-            else:
-                pieces.append([float(value)])
-        return mint.cat(
-            [Tensor(piece, mindspore.float32) if isinstance(piece, list) else piece for piece in pieces]
-        )
+        pieces: list[Tensor] = []
+        for on_device, run in groupby(values, lambda value: isinstance(value, Tensor)):
+            same = list(run)
+            pieces += map(_flat, same) if on_device else [_constant(*same)]
+        # A new tensor, as it is reduced in place.
+        return mint.cat(pieces) if len(pieces) > 1 else pieces[0] * 1.0
 
     def read(self, buffer: Tensor, wait: bool) -> list[float] | None:
         values: list[float] | None = buffer.reshape(-1).asnumpy().tolist() if wait else None
@@ -60,7 +57,7 @@ class AscendMath(MindSporeMath):
         return mint.where(condition, true, false)
 
     def cast(self, scalar: Any, dtype: Any, like: Tensor | None) -> Tensor:
-        tensor = whole(scalar) if isinstance(scalar, Tensor) else Tensor(scalar, mindspore.float32)
+        tensor = whole(scalar) if isinstance(scalar, Tensor) else _constant(float(scalar))
         return tensor.reshape(()).astype(dtype or mindspore.float32)
 
     def scale_(self, tensors: Sequence[Tensor], coefficient: Tensor, foreach: bool | None) -> None:
@@ -68,8 +65,8 @@ class AscendMath(MindSporeMath):
         for tensor in {_place(tensor): tensor for tensor in tensors}.values():
             if tensor.dtype == mindspore.float32:
                 tensor.mul_(coefficient)
-            else:
-                tensor.copy_(tensor.astype(mindspore.float32) * coefficient)
+            else:  # cast before: from another dtype, copy_ writes to a tensor on an NPU only, not to one on the host
+                tensor.copy_((tensor.astype(mindspore.float32) * coefficient).astype(tensor.dtype))
 
     def scaled(self, gradients: Sequence[Tensor], coefficient: Tensor) -> list[Tensor]:
         return [
@@ -94,21 +91,47 @@ class AscendMath(MindSporeMath):
         check_foreach(foreach)
         for tensor in tensors:
             if tensor.size:  # not a clamp, which turns NaN into the bound
-                tensor.copy_(mint.where(tensor > bound, bound, mint.where(tensor < -bound, -bound, tensor)))
+                wide = tensor.astype(mindspore.float32)
+                wide = mint.where(wide > bound, bound, mint.where(wide < -bound, -bound, wide))
+                tensor.copy_(wide.astype(tensor.dtype))
 
     def checksum(self, tensor: Tensor) -> Tensor:
         return Tensor(digest(tensor, _EXACT_BYTES), mindspore.float32)
 
     def nonfinite_count(self, tensor: Tensor) -> int:
-        if not tensor.size:
-            return 0
-        finite = mint.isfinite(tensor.astype(mindspore.float32)).astype(mindspore.float32)
-        return int(tensor.size - mint.sum(finite).asnumpy())
+        # Those at fault are counted, not the others: float32 tells no odd number above 2**24 from the next even one.
+        return sum(
+            int(mint.sum(mint.logical_not(mint.isfinite(chunk)).astype(mindspore.float32)).asnumpy())
+            for chunk in _chunks(tensor)
+        )
+
+
+def _constant(*numbers: float) -> Tensor:
+    """Numbers on the device, put there once, as a transfer costs the host more than an operation. Never written to."""
+    return _transferred(np.array(numbers, np.float32).tobytes())
+
+
+@lru_cache(maxsize=64)
+def _transferred(numbers: bytes) -> Tensor:
+    """By their bytes, as 0.0 and -0.0 are equal."""
+    return Tensor(np.frombuffer(numbers, np.float32).copy())
+
+
+def _flat(scalar: Tensor) -> Tensor:
+    return scalar.reshape(1).astype(mindspore.float32)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same elements."""
-    return tensor.data_ptr(), tensor.size, () if tensor.is_contiguous() else tuple(tensor.stride())
+    """Equal for tensors that are the same elements.
+
+    ``data_ptr`` waits until all operations are handed to the device, not for their results, and is 0 for a tensor that
+    has not been there yet (``TensorPybind::DataPtr`` in MindSpore's sources).
+    """
+    return (
+        tensor.data_ptr() or id(tensor),
+        tensor.size,
+        () if tensor.is_contiguous() else tuple(tensor.stride()),
+    )
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:

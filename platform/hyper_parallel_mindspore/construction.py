@@ -60,7 +60,9 @@ class MindSporeConstruction:
         return DTensor(local, layout)
 
     def from_numpy(self, array: Any, dtype: str, device_type: str) -> Tensor:
-        return Tensor(np.array(array)).astype(getattr(mindspore, dtype))
+        # Narrowed by NumPy, as an NPU may know no float64.
+        wide = np.float64 if dtype == "float64" else np.float32
+        return Tensor(np.array(array, wide)).astype(getattr(mindspore, dtype))
 
     def to_numpy(self, tensor: Tensor) -> Any:
         wide = tensor if tensor.dtype == mindspore.float64 else tensor.astype(mindspore.float32)

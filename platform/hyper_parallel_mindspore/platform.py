@@ -5,13 +5,13 @@ from __future__ import annotations
 import mindspore
 
 from hyper_parallel_mindspore.ascend_math import AscendMath
-from hyper_parallel_mindspore.collectives import MindSporeCollectives
+from hyper_parallel_mindspore.collectives import AscendCollectives, HostCollectives
 from hyper_parallel_mindspore.construction import MindSporeConstruction
 from hyper_parallel_mindspore.host_math import HostMath
 from hyper_parallel_mindspore.parameters import MindSporeParameters
 
 
-class MindSporePlatform(MindSporeParameters, MindSporeCollectives, MindSporeConstruction):
+class MindSporePlatform(MindSporeParameters, MindSporeConstruction):
     """``mindspore.Tensor``, our ``DTensor`` and MindSpore's communication.
 
     Which of its two kinds it is follows MindSpore's device target at the time it is made.
@@ -24,9 +24,9 @@ class MindSporePlatform(MindSporeParameters, MindSporeCollectives, MindSporeCons
         return super().__new__(CpuPlatform if on_cpu else AscendPlatform)
 
 
-class CpuPlatform(MindSporePlatform, HostMath):
+class CpuPlatform(MindSporePlatform, HostCollectives, HostMath):
     """MindSpore on the CPU, with MCCL."""
 
 
-class AscendPlatform(MindSporePlatform, AscendMath):
+class AscendPlatform(MindSporePlatform, AscendCollectives, AscendMath):
     """MindSpore on an Ascend NPU, with HCCL."""

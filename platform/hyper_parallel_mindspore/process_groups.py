@@ -9,11 +9,18 @@ from __future__ import annotations
 from functools import cache
 from hashlib import blake2b
 from itertools import combinations
+from typing import Any
 
+import mindspore
 from mindspore import mint
+from mindspore._c_expression import GroupOptions
 from mindspore.communication import GlobalComm, create_group
 
 from hyper_parallel.core.mesh import Mesh
+
+# Every HCCL group takes twice HCCL_BUFFSIZE of the NPU's memory, 2 x 200 MB unless told otherwise (CANN, environment
+# variable HCCL_BUFFSIZE). The largest message here is a bucket of 16 MB, and a message should fit into the buffer.
+_HCCL_BUFFER_MB = 32
 
 
 def rank() -> int:
@@ -36,7 +43,8 @@ def group_name(ranks: tuple[int, ...]) -> str:
     if not mint.distributed.is_initialized():
         raise RuntimeError(
             f"ranks {ranks} are to communicate, but no process group is initialised: "
-            "call mindspore.communication.init() first"
+            "call mindspore.communication.init('mccl') on the CPU or "
+            "mindspore.mint.distributed.init_process_group() on Ascend first"
         )
     if rank() not in ranks:
         raise ValueError(f"rank {rank()} is not among the ranks {ranks} of the group")
@@ -47,9 +55,19 @@ def group_name(ranks: tuple[int, ...]) -> str:
 def _created(ranks: tuple[int, ...], world: int) -> str:
     if ranks == tuple(range(world)):
         return str(GlobalComm.WORLD_COMM_GROUP)
+    # HCCL takes names of less than 128 characters (CANN, HcclCommConfig), which the ranks themselves may exceed.
     name = f"hyper_parallel_{blake2b(repr(ranks).encode(), digest_size=16).hexdigest()}"
-    create_group(name, list(ranks))
+    create_group(name, list(ranks), _options())
     return name
+
+
+def _options() -> Any:
+    """How a group is set up. ``GroupOptions`` has no public module; it stands so in ``create_group``'s own docstring."""
+    if mindspore.get_context("device_target") != "Ascend":
+        return None
+    options = GroupOptions()
+    options.hccl_config = {"hccl_buffer_size": _HCCL_BUFFER_MB}
+    return options
 
 
 class ProcessGroups:

@@ -13,6 +13,9 @@ from hyper_parallel.core.placement import Partial, Replicate
 from hyper_parallel_mindspore.process_groups import group_name, rank
 
 _IDENTITIES = {"sum": 0.0, "avg": 0.0, "max": -np.inf, "min": np.inf}
+# Older NPUs reduce no int16, and the newest int64 within a node only (CANN, HcclAllReduce): what does not carry
+# from one byte or word to the next can be added in smaller ones.
+_REDUCED_AS: dict[str, type[np.signedinteger[Any]]] = {"i2": np.int8, "i8": np.int32}
 
 
 def cut(tensor: Tensor, layout: Layout) -> Tensor:
@@ -69,9 +72,10 @@ def assembled(local: Tensor, layout: Layout) -> Tensor:
 def _all_reduced(array: NDArray[Any], reduce_op: str, layout: Layout) -> NDArray[Any]:
     if layout.mesh.size == 1 or not array.size:
         return array
-    tensor = Tensor(array.reshape(-1))  # a fresh buffer: a view would not be reduced
+    flat = array.reshape(-1)
+    tensor = Tensor(flat.view(_REDUCED_AS.get(flat.dtype.str[1:], flat.dtype)))
     mint.distributed.all_reduce(tensor, reduce_op, group_name(tuple(sorted(layout.mesh.ranks))))
-    return np.asarray(tensor.asnumpy()).reshape(array.shape)
+    return np.asarray(tensor.asnumpy()).view(array.dtype).reshape(array.shape)
 
 
 def _indices(layout: Layout) -> tuple[NDArray[np.int64], ...] | None:

@@ -72,6 +72,7 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._world: Any = None
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._device_types: tuple[str, ...] = ()
 
     def known(self) -> dict[tuple[int, ...], Any]:
         """The groups of the current job; a new process group starts anew."""
@@ -79,7 +80,13 @@ class ProcessGroups:
         if world is not self._world:
             self._world = world
             self._groups = {} if world is None else {tuple(range(dist.get_world_size())): world}
+            self._device_types = () if world is None else tuple(d.type for d in world._device_types)
         return self._groups
+
+    def device_types(self) -> tuple[str, ...]:
+        """The kinds of devices that the group of the world serves."""
+        self.known()
+        return self._device_types
 
     def layout(self, mesh: DeviceMesh, placements: tuple[Any, ...], global_shape: tuple[int, ...]) -> Layout:
         """The core's layout, after noting the groups of the mesh and of its root."""

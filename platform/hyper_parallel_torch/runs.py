@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, strided
 
+from hyper_parallel_torch.devices import by_format
+
 
 def readable(tensors: Sequence[Tensor], merge: bool) -> list[Tensor]:
     """Tensors with the elements of ``tensors`` in any order; nothing is copied.
 
-    All are contiguous but the views that leave out elements of a larger tensor.
+    All are contiguous but the views that leave out elements of a larger tensor. Those in a private format are among
+    them as they are: see ``devices.by_format``.
 
     Raises:
         ValueError: a tensor is sparse, or expanded (stride 0), so that it cannot be scaled in place.
@@ -54,11 +57,11 @@ def slabs(tensor: Tensor, start: int, stop: int) -> Iterator[Tensor]:
 def _by_density(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Contiguous tensors (transposed and channels-last ones in the order of their memory), and all others."""
     dense: list[Tensor] = []
-    scattered: list[Tensor] = []
+    plain, scattered = by_format(tensors)
     for dtype in {tensor.dtype for tensor in tensors}:
         if not (dtype.is_floating_point or dtype.is_complex):
             raise TypeError(f"a gradient has dtype {dtype}; floating-point and complex ones can be clipped")
-    for tensor in tensors:
+    for tensor in plain:
         if tensor.is_contiguous():
             dense.append(tensor)
         else:

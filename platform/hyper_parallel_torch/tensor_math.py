@@ -19,14 +19,26 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hyper_parallel.core.norm import NormKind
+from hyper_parallel_torch.device_norms import device_statistic, extremum
+from hyper_parallel_torch.devices import (
+    by_format,
+    check_foreach,
+    filled,
+    has_foreach,
+    moved,
+    numbers,
+    plain,
+    widest_float,
+)
+from hyper_parallel_torch.layouts import ProcessGroups
 from hyper_parallel_torch.paging import paged
 from hyper_parallel_torch.runs import readable, slabs, writable
 
 _BLOCK = 128
 _CHUNK = 2**20
+_STEP = 648055  # the golden ratio of _CHUNK, so that neighbours get far apart
 # Smaller tensors are put together; the copy costs less than calls for each.
 _SMALL = 2**14
-_FLOAT64_DEVICES = ("cpu", "cuda", "xpu")
 # Below this mean, powers of single elements may be subnormal in float32 and lose their digits.
 _SMALLEST_MEAN = 1e-30
 
@@ -34,40 +46,49 @@ _SMALLEST_MEAN = 1e-30
 class TorchMath:
     """The ``TensorMath`` role of the platform."""
 
+    process_groups: ProcessGroups
+
     @torch.no_grad()
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
-        by_device = _by_device(tensors)
-        if len(by_device) == 1:
-            return _statistic(tensors, kind, foreach)
-        found = [_statistic(members, kind, foreach) for members in by_device.values()]
+        found = [
+            _statistic(members, kind, foreach).to(self._scalar_dtype(device))
+            for device, members in _by_device(tensors).items()
+        ]
+        if len(found) == 1:
+            return found[0]
         # On an accelerator, if there is one: the host would have to wait for it.
         target = next((scalar.device for scalar in found if scalar.device.type != "cpu"), found[0].device)
-        values = torch.stack([scalar.to(target, non_blocking=True) for scalar in found])
+        values = torch.stack([moved(scalar, target) for scalar in found])
         if kind.reduce_op == "sum":
             return torch.sum(values)
         return torch.amax(values) if kind.p > 0 else torch.amin(values)
 
     def pack(self, values: Sequence[Tensor | float], like: Tensor | None) -> Tensor:
         device = torch.device("cpu") if like is None else like.device
-        numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
-        buffer = torch.tensor(numbers, dtype=_wide(device)).to(device, non_blocking=True)
+        known = [0.0 if isinstance(value, Tensor) else value for value in values]
+        buffer = numbers(known, self._scalar_dtype(device), device)
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
-                buffer[index] = value
+                buffer[index] = moved(value, device)
         return buffer
+
+    def _scalar_dtype(self, device: torch.device) -> torch.dtype:
+        """That of statistics. Those of the host meet those of the devices that the job uses, and must not widen them."""
+        return widest_float(device, self.process_groups.device_types())
 
     def read(self, buffer: Tensor, wait: bool) -> list[float] | None:
         return buffer.reshape(-1).tolist() if wait or buffer.device.type == "cpu" else None
 
     def where(self, condition: Tensor, true: Tensor | float, false: Tensor | float) -> Tensor:
-        true, false = (v.to(condition.device) if isinstance(v, Tensor) else v for v in (true, false))
+        true, false = (moved(v, condition.device) if isinstance(v, Tensor) else v for v in (true, false))
         return torch.where(condition, true, false)
 
     def cast(self, scalar: Tensor | float, dtype: torch.dtype | None, like: Tensor | None) -> Tensor:
-        tensor = scalar.full_tensor() if isinstance(scalar, DTensor) else scalar
-        if not isinstance(tensor, Tensor):
-            tensor = torch.tensor(tensor, dtype=torch.float64)
-        return tensor.to(device=None if like is None else like.device, dtype=dtype or torch.float32)
+        found = scalar.full_tensor() if isinstance(scalar, DTensor) else scalar
+        dtype, device = dtype or torch.float32, None if like is None else like.device
+        if not isinstance(found, Tensor):
+            return filled(found, dtype, device)
+        return (found if device is None else moved(found, device)).to(dtype)
 
     def promoted_dtype(self, tensors: Sequence[Tensor]) -> torch.dtype:
         return reduce(torch.promote_types, dict.fromkeys(tensor.dtype for tensor in tensors)).to_real()
@@ -75,19 +96,21 @@ class TorchMath:
     @torch.no_grad()
     def scale_(self, tensors: Sequence[Tensor], coefficient: Tensor, foreach: bool | None) -> None:
         for device in {tensor.device for tensor in tensors}:
-            _check_foreach(device, foreach)
+            check_foreach(device, foreach)
         for device, members in _by_device(writable(tensors, merge=foreach is not False)).items():
-            factor = coefficient.to(device)
-            if foreach is not False and _has_foreach(device):
-                torch._foreach_mul_(members, factor)
-            else:
-                for tensor in members:
-                    tensor.mul_(factor)
+            factor = moved(coefficient, device)
+            together, alone = by_format(members)
+            if foreach is False or not has_foreach(device):
+                together, alone = [], members
+            if together:
+                torch._foreach_mul_(together, factor)
+            for tensor in alone:
+                tensor.mul_(factor)
 
     @torch.no_grad()
     def scaled(self, gradients: Sequence[Tensor], coefficient: Tensor) -> list[Tensor]:
         # A product of two 0-d tensors has the wider dtype of the two.
-        products = ((_local(g) * coefficient.to(g.device)).to(g.dtype) for g in gradients)
+        products = ((_local(g) * moved(coefficient, g.device)).to(g.dtype) for g in gradients)
         return [_like(gradient, product) for gradient, product in zip(gradients, products, strict=True)]
 
     @torch.no_grad()
@@ -101,7 +124,7 @@ class TorchMath:
         for tensor, start, stop in pieces:
             if tensor is not None:
                 end = position
-                for slab in slabs(tensor, start, stop):
+                for slab in slabs(plain(tensor), start, stop):
                     end += slab.numel()
                     buffer[end - slab.numel() : end].view(slab.shape).copy_(slab)
             position += stop - start
@@ -110,19 +133,18 @@ class TorchMath:
     @torch.no_grad()
     def clamp_(self, tensors: Sequence[Tensor], bound: float, foreach: bool | None) -> None:
         for tensor in tensors:
-            _check_foreach(tensor.device, foreach)
+            check_foreach(tensor.device, foreach)
         for tensor in writable(tensors, merge=True):
             tensor.clamp_(-bound, bound)
 
     @torch.no_grad()
     def checksum(self, tensor: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=_wide(tensor.device), device=tensor.device)
-        for chunk in _chunks([torch.view_as_real(tensor) if tensor.is_complex() else tensor]):
-            # Multiples of an irrational number: no weight is 0, and none comes twice.
-            weights = (
-                torch.arange(chunk.numel(), device=chunk.device).to(total.dtype) * 0.6180339887498949 % 1
-                + 0.5
-            )
+        total = filled(0.0, widest_float(tensor.device), tensor.device)
+        ordered = plain(tensor)
+        for chunk in _chunks([torch.view_as_real(ordered) if ordered.is_complex() else ordered]):
+            # Multiples of an odd number modulo a power of two: exact in float32, no weight is 0, and none comes twice.
+            steps = torch.arange(chunk.numel(), device=chunk.device) * _STEP % _CHUNK
+            weights = steps.to(total.dtype) / _CHUNK + 0.5
             total = total * 1.5 + (chunk.to(total.dtype) * weights).sum()
         return total
 
@@ -143,38 +165,23 @@ def _by_device(tensors: Iterable[Tensor]) -> dict[torch.device, list[Tensor]]:
 def _statistic(tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
     """The statistic of tensors on one device."""
     device = tensors[0].device
-    _check_foreach(device, foreach)
+    check_foreach(device, foreach)
     found = [tensor for tensor in readable(tensors, merge=foreach is not False) if tensor.numel()]
     if not found:
-        return torch.tensor(kind.identity, dtype=_wide(device), device=device)
+        return filled(kind.identity, widest_float(device), device)
     if device.type != "cpu":
-        return _on_device(found, kind, device)
+        return device_statistic(found, kind, foreach is not False)
     total = _square_sum(found) if kind.p == 2 else math.nan
     if kind.p != 2 or not _in_range(total, found):
         total = _on_host(found, kind)
     return torch.tensor(total, dtype=torch.float64)
 
 
-def _on_device(tensors: list[Tensor], kind: NormKind, device: torch.device) -> Tensor:
-    """The statistic, without waiting for the device."""
-    if math.isinf(kind.p):
-        ends = torch.stack([_extremum(tensor, kind).to(_wide(device)) for tensor in tensors])
-        return ends.amax() if kind.p > 0 else ends.amin()
-    if kind.p == 0:
-        return torch.stack([torch.count_nonzero(tensor) for tensor in tensors]).sum().to(_wide(device))
-    if _has_foreach(device):
-        norms = list(torch._foreach_norm(tensors, kind.p, dtype=_accumulator(tensors)))
-    else:
-        norms = [torch.linalg.vector_norm(t, kind.p, dtype=_accumulator([t])) for t in tensors]
-    values = torch.stack(norms).to(_wide(device))
-    return torch.dot(values, values) if kind.p == 2 else (values**kind.p).sum()
-
-
 def _on_host(tensors: Sequence[Tensor], kind: NormKind) -> float:
     """The statistic, powers in float64: their error grows by 1/p in the norm, and float32 is off by 2e-6 at p = 1."""
     if math.isinf(kind.p):
         # Floats, since small tensors that live on between large ones would keep the heap from being reused.
-        ends = [float(_extremum(chunk, kind)) for chunk in _chunks(tensors)]
+        ends = [float(extremum(chunk, kind)) for chunk in _chunks(tensors)]
         return math.nan if any(map(math.isnan, ends)) else max(ends) if kind.p > 0 else min(ends)
     if kind.p == 0:
         return float(sum(int(torch.count_nonzero(chunk)) for chunk in _chunks(tensors)))
@@ -193,15 +200,6 @@ def _square_sum(tensors: Sequence[Tensor]) -> float:
         values = (norms[0] if len(norms) == 1 else torch.cat(norms)).to(torch.float64)
         total += float(torch.dot(values, values))
     return total
-
-
-def _extremum(tensor: Tensor, kind: NormKind) -> Tensor:
-    """The largest or smallest absolute value; NaN survives all of these operations."""
-    if kind.p < 0 or tensor.is_complex():
-        magnitude = tensor.abs()
-        return magnitude.amax() if kind.p > 0 else magnitude.amin()
-    low, high = torch.aminmax(tensor)
-    return torch.maximum(low.abs(), high.abs())
 
 
 def _chunks(tensors: Iterable[Tensor], least: torch.dtype | None = None) -> Iterator[Tensor]:
@@ -242,23 +240,6 @@ def _portions(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 def _in_range(total: float, tensors: Sequence[Tensor]) -> bool:
     """Whether no power overflowed or got lost in subnormals; a NaN stays one, however it is computed."""
     return math.isnan(total) or _SMALLEST_MEAN * sum(tensor.numel() for tensor in tensors) < total < math.inf
-
-
-def _accumulator(tensors: Sequence[Tensor]) -> torch.dtype:
-    return reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    return torch.float64 if device.type in _FLOAT64_DEVICES else torch.float32
-
-
-def _has_foreach(device: torch.device) -> bool:
-    return device.type in ("cpu", "cuda", "xpu", torch._C._get_privateuse1_backend_name())
-
-
-def _check_foreach(device: torch.device, foreach: bool | None) -> None:
-    if foreach and not _has_foreach(device):
-        raise RuntimeError(f"foreach=True was passed, but {device.type} tensors have no foreach kernels")
 
 
 def _local(gradient: Tensor) -> Tensor:

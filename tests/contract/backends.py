@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,19 @@ class Kit:
     """What the tests need of a framework beside its platform; this base is NumPy's."""
 
     name = "numpy"
+    platform = "numpy"
+    device_type = "cpu"
     dtypes: tuple[str, ...] = ("float16", "float32", "float64")
     has_foreach = False
+
+    @property
+    def has_float64(self) -> bool:
+        """Whether the device has it, so that statistics are taken in it."""
+        return "float64" in self.dtypes
+
+    def device(self) -> AbstractContextManager[None]:
+        """While this lasts, tensors can be made."""
+        return nullcontext()
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
         """A new tensor of the framework."""
@@ -76,6 +88,7 @@ class TorchKit(Kit):
     """PyTorch on the CPU."""
 
     name = "torch"
+    platform = "torch"
     dtypes = ("float16", "bfloat16", "float32", "float64")
     has_foreach = True
 
@@ -120,10 +133,30 @@ class TorchKit(Kit):
         return tensor.expand(shape)
 
 
+class NpuKit(TorchKit):
+    """PyTorch on a simulated NPU, which has no float64."""
+
+    name = "npu"
+    device_type = "npu"
+    dtypes = ("float16", "bfloat16", "float32")
+
+    def device(self) -> AbstractContextManager[None]:
+        from tests.torch_backend import simulated_npu
+
+        return simulated_npu.present()
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Any:
+        return super().tensor(values, dtype).to("npu")
+
+    def array(self, tensor: Any) -> np.ndarray:
+        return super().array(tensor.detach().cpu())
+
+
 class MindSporeKit(Kit):
     """MindSpore in PyNative mode on the CPU."""
 
     name = "mindspore"
+    platform = "mindspore"
     dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(self, values: Any, dtype: str = "float32") -> Any:
@@ -168,9 +201,12 @@ class MindSporeKit(Kit):
         return tensor.broadcast_to(shape)
 
 
-KITS: dict[str, Callable[[], Kit]] = {"numpy": Kit, "torch": TorchKit, "mindspore": MindSporeKit}
-BACKENDS = (
-    "numpy",
-    *filter(None, os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")),
-)
+KITS: dict[str, Callable[[], Kit]] = {
+    "numpy": Kit,
+    "torch": TorchKit,
+    "npu": NpuKit,
+    "mindspore": MindSporeKit,
+}
+_NAMED = tuple(filter(None, os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")))
+BACKENDS = ("numpy", *_NAMED, *(["npu"] if "torch" in _NAMED else []))
 """What the suite runs on. A backend that is named and missing is an error, not a skip."""

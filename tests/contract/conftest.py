@@ -40,9 +40,11 @@ def selected(name: str, third_party: Path) -> Iterator[None]:
 @pytest.fixture(scope="module", params=BACKENDS)
 def kit(request: pytest.FixtureRequest, third_party: Path) -> Iterator[Kit]:
     """One backend's way to build tensors; a backend that is named and missing is an error, not a skip."""
-    for _ in selected(request.param, third_party):
-        get_platform()
-        yield KITS[request.param]()
+    kit = KITS[request.param]()
+    with kit.device():
+        for _ in selected(kit.platform, third_party):
+            get_platform()
+            yield kit
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,9 @@ class NumpyCollectives:
     def all_reduce(self, buffer: np.ndarray, reduce_op: str, ranks: tuple[int, ...]) -> np.ndarray:
         combine = {"sum": np.add, "max": np.fmax}[reduce_op]
         call = Call(("all_reduce", reduce_op, buffer.shape), ranks)
-        return _world().meet(call, buffer.copy(), lambda buffers: combine.reduce(np.stack(buffers), axis=0))
+        found = _world().meet(call, buffer.copy(), lambda buffers: combine.reduce(np.stack(buffers), axis=0))
+        buffer[...] = found  # in place, as most libraries do it
+        return buffer
 
     def reduce_scatter(self, buffer: np.ndarray, reduce_op: str, ranks: tuple[int, ...]) -> np.ndarray:
         combine = {"sum": np.add, "max": np.fmax, "min": np.fmin}[reduce_op]

@@ -133,7 +133,7 @@ def test_from_numpy_and_back(kit: Kit, platform: Platform) -> None:
     values = rounded(np.random.default_rng(2).standard_normal((3, 4)), "float32")
     for dtype in kit.dtypes:
         for array in (values, np.array(1.5), np.zeros((0, 2))):
-            tensor = platform.from_numpy(array, dtype, "cpu")
+            tensor = platform.from_numpy(array, dtype, kit.device_type)
             assert kit.dtype(tensor) == dtype
             back = platform.to_numpy(tensor)
             assert back.dtype == np.float64
@@ -142,7 +142,7 @@ def test_from_numpy_and_back(kit: Kit, platform: Platform) -> None:
 
 
 def test_parameter_makes_a_trainable_parameter(kit: Kit, platform: Platform) -> None:
-    parameter = platform.parameter(platform.from_numpy(np.ones(3), "float32", "cpu"))
+    parameter = platform.parameter(platform.from_numpy(np.ones(3), "float32", kit.device_type))
     assert parameter.requires_grad
     assert platform.parameters(parameter)[0][0] is parameter
     assert platform.to_numpy(parameter).tolist() == [1.0, 1.0, 1.0]

@@ -72,7 +72,7 @@ def test_clip_grads_returns_new_gradients_and_leaves_the_old(
 def test_the_result_has_the_promoted_dtype_and_each_gradient_keeps_its_own(kit: Kit) -> None:
     parameters = [kit.graded(np.full(128, 1 / 64), dtype) for dtype in kit.dtypes]
     norm = hyper_parallel.clip_grad_norm_(parameters, 1e-3)
-    assert kit.dtype(norm) == "float64"
+    assert kit.dtype(norm) == ("float64" if kit.has_float64 else "float32")
     assert kit.array(norm) == pytest.approx(math.sqrt(len(kit.dtypes) * 128) / 64, rel=1e-6)
     assert [kit.dtype(parameter.grad) for parameter in parameters] == list(kit.dtypes)
 

@@ -30,7 +30,7 @@ def signature(platform: Platform, *parameters, given=None) -> list:
 
 
 def test_the_platform_names_itself(kit: Kit, platform: Platform) -> None:
-    assert platform.name == kit.name
+    assert platform.name == kit.platform
 
 
 # ---- parameters
@@ -80,14 +80,14 @@ def test_a_tensor_of_another_framework_is_refused_naming_both(
         platform.parameters(tensors)
     message = str(refused.value)
     assert "Foreign" in message
-    assert kit.name in message
+    assert kit.platform in message
     assert f"tensor {position}" in message
 
 
 def test_real_tensors_of_the_other_backends_are_refused_naming_both(kit: Kit, platform: Platform) -> None:
-    for other in set(BACKENDS) - {kit.name}:
+    for other in {KITS[name]().platform for name in BACKENDS} - {kit.platform}:
         tensor = KITS[other]().tensor([1.0])
-        with pytest.raises(TypeError, match=rf"(?s)(?=.*{other}).*{kit.name}"):
+        with pytest.raises(TypeError, match=rf"(?s)(?=.*{other}).*{kit.platform}"):
             platform.parameters([tensor])
 
 

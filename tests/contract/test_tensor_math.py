@@ -58,7 +58,7 @@ def test_pack_does_not_round_to_the_dtype_of_like(kit: Kit, platform: Platform) 
 
 def test_a_count_beyond_float32_stays_exact_where_there_is_float64(kit: Kit, platform: Platform) -> None:
     (result,) = platform.read(platform.pack([2.0**24 + 1], kit.tensor([1.0])), True)
-    assert result == 2**24 + 1
+    assert result == (2**24 + 1 if kit.has_float64 else 2**24)
 
 
 def test_the_buffer_is_one_dimensional_and_indexed_by_scalars(platform: Platform) -> None:

@@ -10,6 +10,8 @@ import pytest
 from mindspore import Tensor
 
 from hyper_parallel import NormKind
+from hyper_parallel.partials import BUCKET_NUMEL
+from hyper_parallel_mindspore import ascend_math, process_groups
 from hyper_parallel_mindspore.ascend_math import AscendMath
 from tests.mindspore_backend.oracle import norm, rounded
 from tests.mindspore_backend.tensors import array, tensor
@@ -95,3 +97,63 @@ def test_the_other_operations() -> None:
     np.testing.assert_array_equal(array(held), [[-1.0, 0.5, math.nan], [1.0, 1.0, -0.25]])
     with pytest.raises(RuntimeError, match="foreach"):
         MATH.statistic([Tensor([1.0])], NormKind(2), True)
+
+
+def test_tensors_that_have_not_been_on_the_device_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "data_ptr", lambda tensor: 0)
+    held = [tensor([3.0], "bfloat16"), tensor([5.0], "bfloat16")]
+    MATH.scale_([*held, held[0]], tensor(0.5), None)
+    assert [array(t).tolist() for t in held] == [[1.5], [2.5]]
+
+
+def test_constants_are_put_on_the_device_once_and_stay_what_they_are() -> None:
+    statistic = MATH.statistic([tensor([3.0, 4.0])], NormKind(2), None)
+    for _ in range(2):
+        buffer = MATH.pack([statistic, 1.0, -0.0], None)
+        MATH.pack([statistic, 1.0, 0.0], None)
+        assert math.copysign(1, MATH.read(buffer, True)[2]) == -1
+        buffer.copy_(buffer * 0)
+    transferred = ascend_math._transferred.cache_info()
+    MATH.pack([statistic, 1.0, -0.0], None)
+    assert ascend_math._transferred.cache_info().misses == transferred.misses
+    alone = MATH.pack([1.0], None)
+    alone.copy_(alone * 0)
+    assert MATH.read(MATH.pack([1.0], None), True) == [1.0]
+
+
+def test_no_finite_element_is_blamed_in_a_tensor_with_more_than_float32_can_count() -> None:
+    ones = mindspore.mint.ones(2**24 + 3)
+    assert MATH.nonfinite_count(ones) == 0
+    assert MATH.nonfinite_count(mindspore.mint.cat([ones, tensor([math.nan, -math.inf])])) == 2
+
+
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Rank 2 of 4 on an NPU; the groups that are created."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(mindspore, "get_context", {"device_target": "Ascend"}.get)
+    for name, value in (("is_initialized", True), ("get_rank", 2), ("get_world_size", 4)):
+        monkeypatch.setattr(mindspore.mint.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(process_groups, "create_group", lambda *args: calls.append(args))
+    process_groups._created.cache_clear()
+    yield calls
+    process_groups._created.cache_clear()
+
+
+def test_hccl_groups_are_made_of_a_rank_list_with_a_small_buffer(created: list[tuple]) -> None:
+    """HCCL's buffers take NPU memory for each group; names are limited to 127 characters."""
+    names = [process_groups.group_name(ranks) for ranks in ((0, 2), (1, 2), (0, 2), tuple(range(4)))]
+    assert names[0] == names[2] != names[1]
+    assert names[3] == "hccl_world_group"
+    assert [(name, ranks) for name, ranks, _ in created] == [(names[0], [0, 2]), (names[1], [1, 2])]
+    assert all(len(name) < 128 for name in names)
+    for _, _, options in created:
+        megabytes = options.hccl_config["hccl_buffer_size"]
+        assert 4 * BUCKET_NUMEL <= megabytes * 2**20 <= 64 * 2**20
+
+
+def test_a_group_of_many_ranks_has_a_short_name(
+    created: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mindspore.mint.distributed, "get_world_size", lambda: 10_000)
+    assert len(process_groups.group_name(tuple(range(0, 10_000, 2)))) < 128

@@ -230,6 +230,14 @@ def ill_fitting_local_shape() -> Any:
     return raised(lambda: hp.clip_grad_norm_([made], 1.0, grads=[gradient]))
 
 
+def two_partial_dims(p: float) -> Any:
+    """Sums along one mesh dim, then maxima along the other, whose second line has no gradient at all."""
+    rank = _platform().rank()
+    made = without_gradient(None, mesh(2, 2), [Partial("sum"), Partial("max")], (4,))
+    given = [None if rank % 2 else _tensor([-1.0 - rank] * 4)]
+    return number(hp.clip_grad_norm_([made], 100.0, p, grads=given))
+
+
 def wrong_gradients(what: str) -> Any:
     """On rank 1 one gradient is too many, or is no tensor; returns the error, the gradient, and the norm after it."""
     made = parameter([3.0, 4.0], mesh(2), [Shard(0)], (4,))

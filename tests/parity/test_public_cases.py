@@ -227,6 +227,11 @@ def test_ill_fitting_local_shape_raises_on_all_ranks(run: Any) -> None:
         assert "tensor 0" in error[1]
 
 
+@pytest.mark.parametrize(("p", "norm"), [(2.0, 8.0), (1.0, 16.0), (INF, 4.0)])
+def test_a_missing_line_is_the_identity_of_the_next_reduction(run: Any, p: float, norm: float) -> None:
+    assert run(4, "two_partial_dims", p) == [pytest.approx(norm, rel=1e-6)] * 4  # -1 and -3 add up to -4
+
+
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [

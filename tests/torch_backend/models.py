@@ -55,32 +55,36 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def _tp_fsdp(model: Model) -> None:
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+def _tp_fsdp(model: Model, device_type: str) -> None:
+    mesh = init_device_mesh(device_type, (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     tensor_parallel(model, mesh["tp"])
     fsdp(model, mesh["dp"])
 
 
-def _hsdp(model: Model) -> None:
+def _hsdp(model: Model, device_type: str) -> None:
     shape = (2, dist.get_world_size() // 2)
-    fsdp(model, init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
+    fsdp(model, init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard")))
 
 
-STRATEGIES: dict[str, Callable[[Model], None]] = {
-    "fsdp": lambda model: fsdp(model, init_device_mesh("cpu", (dist.get_world_size(),))),
+def _line(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (dist.get_world_size(),))
+
+
+STRATEGIES: dict[str, Callable[[Model, str], None]] = {
+    "fsdp": lambda model, device_type: fsdp(model, _line(device_type)),
     "hsdp": _hsdp,
-    "tp": lambda model: tensor_parallel(model, init_device_mesh("cpu", (dist.get_world_size(),))),
+    "tp": lambda model, device_type: tensor_parallel(model, _line(device_type)),
     "tp+fsdp": _tp_fsdp,
 }
 
 
-def trained(strategy: str | None) -> Model:
+def trained(strategy: str | None, device_type: str = "cpu") -> Model:
     """A model with gradients of one batch, the same global batch on all ranks, sharded as ``strategy`` says."""
     torch.manual_seed(0)
-    model = Model()
-    batch = torch.randn(3, 4, _WIDTH)
+    model = Model().to(device_type)
+    batch = torch.randn(3, 4, _WIDTH).to(device_type)
     if strategy is not None:
-        STRATEGIES[strategy](model)
+        STRATEGIES[strategy](model, device_type)
     model(batch).square().sum().backward()
     return model
 
@@ -90,9 +94,11 @@ def reference_gradients() -> list[np.ndarray]:
     return gradients(trained(None))
 
 
-def clip(strategy: str, norm_types: tuple[float, ...], max_norm: float) -> list[dict[str, Any]]:
+def clip(
+    strategy: str, norm_types: tuple[float, ...], max_norm: float, device_type: str = "cpu"
+) -> list[dict[str, Any]]:
     """Clip the same gradients once per norm type."""
-    model = trained(strategy)
+    model = trained(strategy, device_type)
     before = [parameter.grad for parameter in model.parameters()]
     saved = [_local(gradient).clone() for gradient in before]
     results = []
@@ -139,7 +145,7 @@ def _profiled(call: Callable[[], Any]) -> list[str]:
 
 
 def gradients(model: nn.Module) -> list[np.ndarray]:
-    return [_whole(parameter.grad).detach().double().numpy() for parameter in model.parameters()]
+    return [_whole(parameter.grad).detach().cpu().double().numpy() for parameter in model.parameters()]
 
 
 def _restore(gradients: list[torch.Tensor], saved: list[torch.Tensor]) -> None:

@@ -23,6 +23,9 @@ KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {
         "mindspore",
         "offload",
     ): "Only MindSpore on the CPU could be run, where no gradient lies on another device.",
+    ("mindspore", "graph Partial max"): (
+        "A graph's all-reduce on the CPU only adds, so ClipGrads refuses Partial max and min."
+    ),
     ("mindspore", "DTensor.shape"): (
         "A MindSpore DTensor is a Tensor, whose shape is that of its local part; global_shape is that of the whole."
     ),

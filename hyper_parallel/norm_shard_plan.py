@@ -15,11 +15,11 @@ once and must cover every tensor exactly, and of equal areas one rank counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hyper_parallel import wire
-from hyper_parallel.core.coverage import LocalShard, layout_digest, local_shard, verify_coverage
+from hyper_parallel.core.coverage import LocalShard, Table, layout_digest, local_shard, verify_coverage
 from hyper_parallel.core.layout import Area
 from hyper_parallel.core.norm import NormKind
 from hyper_parallel.core.plan import Part, ReductionPlan, TensorMeta
@@ -70,19 +70,15 @@ def build_norm_shard_plan(
     stage = _stage(platform, mesh_context)
     prepared = _dense(model, excluded_params)
     rank = platform.rank()
-    table = {meta.name: _held(meta, rank) for meta in prepared.tensors}
+    shards = {meta.name: _held(meta, rank) for meta in prepared.tensors}
     for error in prepared.errors:
         name = str(error).partition(":")[0]
-        table[name] = LocalShard(table[name].global_shape, table[name].areas, str(error))
+        shards[name] = replace(shards[name], problem=str(error))
     replica_ranks = _analytic(platform, prepared, stage) if trust_layouts else None
     if replica_ranks is None:
-        shards = verify_coverage(dict(gather(platform, stage.steps, table)), stage.ranks)
-        replica_ranks = {
-            fqn: next(copies.ranks for copies in distinct if rank in copies.ranks)
-            for fqn, distinct in shards.items()
-        }
+        replica_ranks = _verified(platform, Table.of(shards), stage)
     representatives = {fqn: ranks[0] == rank for fqn, ranks in replica_ranks.items()}
-    return NormShardPlan(representatives, replica_ranks, {fqn: shard.areas for fqn, shard in table.items()})
+    return NormShardPlan(representatives, replica_ranks, {fqn: shard.areas for fqn, shard in shards.items()})
 
 
 def dense_grad_norm_sq_and_refs(
@@ -169,25 +165,23 @@ def _stage(platform: Platform, mesh_context: Any) -> Union:
 
 def _analytic(platform: Platform, prepared: Prepared, stage: Union) -> dict[str, Ranks] | None:
     """Who holds copies, from layouts alone; None on every rank if they differ or do not tell on some rank."""
-    rank = platform.rank()
-    # By the identity of the mesh: hashing one takes O(ranks), and a model has few.
-    known: dict[tuple[int, tuple[int, ...]], Ranks | None] = {}
-    replicas: dict[str, Ranks] = {}
-    for meta in prepared.tensors:
-        key = (0, ()) if meta.layout is None else (id(meta.layout.mesh), meta.layout.shard_dims)
-        if key not in known:
-            known[key] = layout_replicas(meta.layout, rank, stage.ranks)
-        if (ranks := known[key]) is not None:
-            replicas[meta.name] = ranks
-    meshes = {id(m.layout.mesh): m.layout.mesh for m in prepared.tensors if m.layout is not None}
-    inside = set(stage.ranks).issuperset(member for mesh in meshes.values() for member in mesh.ranks)
-    unsure = bool(prepared.errors) or len(replicas) < len(prepared.tensors) or not inside
+    found = layout_replicas(prepared.tensors, platform.rank(), stage.ranks)
+    named = zip(prepared.tensors, found, strict=True)
+    replicas = {meta.name: ranks for meta, ranks in named if ranks is not None}
+    unsure = bool(prepared.errors) or len(replicas) < len(prepared.tensors)
     digest = 0 if unsure else layout_digest(prepared.tensors, stage.ranks)
     buffer = platform.pack([float(unsure), *wire.bits(digest)], prepared.anchor)
     for ranks in stage.steps:
         buffer = platform.all_reduce(buffer, "max", ranks)
     reduced = platform.read(buffer, True) or [1.0]
     return None if reduced[0] > 0 or wire.disagree(reduced, 1) else replicas
+
+
+def _verified(platform: Platform, table: Table, stage: Union) -> dict[str, Ranks]:
+    """Who holds copies, from the tables of all ranks."""
+    tables = {rank: Table.received(data) for rank, data in gather(platform, stage.steps, table.sent())}
+    shards = verify_coverage(tables, stage.ranks)
+    return {fqn: shards[fqn][record] for fqn, record in zip(table.fqns, table.records, strict=True)}
 
 
 def _held(meta: TensorMeta, rank: int) -> LocalShard:

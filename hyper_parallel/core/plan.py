@@ -255,15 +255,17 @@ def local_numel(meta: TensorMeta, rank: int) -> int:
     return 0 if meta.layout is None else prod(meta.layout.local_shape(rank))
 
 
-def _misfits(metas: Iterable[TensorMeta], union: Union) -> Iterable[str]:
+def _misfits(metas: Sequence[TensorMeta], union: Union) -> Iterable[str]:
+    meshes = {meta.layout.mesh for meta in metas if meta.layout is not None}
+    outside = {mesh: sorted(set(mesh.ranks).difference(union.ranks)) for mesh in meshes}
     for meta in metas:
         if meta.layout is None:
             continue
-        size, outside = meta.layout.mesh.size, set(meta.layout.mesh.ranks) - set(union.ranks)
-        if outside:
-            yield f"{meta.name} lies on ranks {sorted(outside)}, which are not in this pipeline stage {union.ranks}"
-        elif len(union.ranks) % size:
+        mesh = meta.layout.mesh
+        if outside[mesh]:
+            yield f"{meta.name} lies on ranks {outside[mesh]}, which are not in this pipeline stage {union.ranks}"
+        elif len(union.ranks) % mesh.size:
             yield (
-                f"{meta.name} lies on a mesh of {size} ranks, which cannot have sister meshes on all of the "
+                f"{meta.name} lies on a mesh of {mesh.size} ranks, which cannot have sister meshes on all of the "
                 f"{len(union.ranks)} ranks {union.ranks} that clip together"
             )

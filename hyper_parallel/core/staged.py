@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hyper_parallel.core.layout import Layout
+from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.plan import Part, Reduction, TensorMeta, Term, digest_bits, local_numel, reduce_chain
 from hyper_parallel.core.union import Ranks, Union
 
@@ -64,20 +64,33 @@ def _reduces_with(meta: TensorMeta, rank: int, ranks: Sequence[int]) -> int:
     return int(bool(ranks) and ranks[0] in meta.layout.mesh.slice_ranks(rank, meta.layout.partial_dims))
 
 
-def layout_replicas(layout: Layout | None, rank: int, stage: Ranks) -> Ranks | None:
-    """The ranks of ``stage`` that hold what ``rank`` holds, ascending, by the layout alone; None if it does not tell.
+def layout_replicas(tensors: Sequence[TensorMeta], rank: int, stage: Ranks) -> list[Ranks | None]:
+    """For each tensor the ranks of ``stage`` that hold what ``rank`` holds, ascending; None if its layout does not tell.
 
     A slice of a root mesh has sister slices, on which the same tensor lies; a smaller mesh without a root has none
-    that are known.
+    that are known. It takes O(ranks) for each mesh and its sharded dims, O(1) for any other tensor.
     """
-    if layout is None:
-        return stage
-    root = layout.mesh.root or layout.mesh
-    spans = root.spanned_dims(layout.mesh.ranks)
-    shape = None if spans is None else tuple(root.shape[d] for d in spans)
-    if spans is None or shape != tuple(size for size in layout.mesh.shape if size > 1):
+    known: dict[tuple[Mesh, tuple[int, ...]], Ranks | None] = {}
+    found: list[Ranks | None] = []
+    for layout in (meta.layout for meta in tensors):
+        if layout is None:
+            found.append(stage)
+            continue
+        key = layout.mesh, layout.shard_dims
+        if key not in known:
+            known[key] = _replicas(*key, rank, stage)
+        found.append(known[key])
+    return found
+
+
+def _replicas(mesh: Mesh, shard_dims: tuple[int, ...], rank: int, stage: Ranks) -> Ranks | None:
+    root = mesh.root or mesh
+    spans = root.spanned_dims(mesh.ranks)
+    wide = [d for d, size in enumerate(mesh.shape) if size > 1]
+    if spans is None or [root.shape[d] for d in spans] != [mesh.shape[d] for d in wide]:
         return None
-    wide = [d for d, size in enumerate(layout.mesh.shape) if size > 1]
-    sharded = {spans[wide.index(d)] for d in layout.shard_dims if d in wide}
-    replicas = set(root.slice_ranks(rank, [d for d in range(root.ndim) if d not in sharded]))
-    return tuple(sorted(replicas & set(stage))) if set(stage) <= set(root.ranks) else None
+    if not set(mesh.ranks) <= set(stage) <= set(root.ranks):
+        return None
+    sharded = {spans[wide.index(d)] for d in shard_dims if d in wide}
+    replicas = root.slice_ranks(rank, [d for d in range(root.ndim) if d not in sharded])
+    return tuple(sorted(set(replicas).intersection(stage)))

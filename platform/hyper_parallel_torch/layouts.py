@@ -72,6 +72,7 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._world: Any = None
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._noted: set[DeviceMesh] = set()
         self._device_types: tuple[str, ...] = ()
 
     def known(self) -> dict[tuple[int, ...], Any]:
@@ -80,6 +81,7 @@ class ProcessGroups:
         if world is not self._world:
             self._world = world
             self._groups = {} if world is None else {tuple(range(dist.get_world_size())): world}
+            self._noted = set()
             self._device_types = () if world is None else tuple(d.type for d in world._device_types)
         return self._groups
 
@@ -106,8 +108,12 @@ class ProcessGroups:
     def _note(self, mesh: DeviceMesh) -> None:
         if mesh.get_coordinate() is None or not dist.is_initialized():
             return
-        rank, known, whole = dist.get_rank(), self.known(), core_mesh(mesh)
+        known = self.known()
+        if mesh in self._noted:  # every parameter comes by, and a mesh dim may have many thousand ranks
+            return
+        rank, whole = dist.get_rank(), core_mesh(mesh)
         for mesh_dim in range(mesh.ndim):
             ranks = tuple(sorted(whole.slice_ranks(rank, (mesh_dim,))))
             if ranks not in known:
                 known[ranks] = mesh.get_group(mesh_dim)
+        self._noted.add(mesh)

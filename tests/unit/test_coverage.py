@@ -1,27 +1,27 @@
-"""Every kind of coverage error by example, and what layouts tell without a sweep."""
+"""Every kind of coverage error by example."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
 
 from hyper_parallel.core.coverage import (
     PRINTED,
+    Areas,
     CoverageError,
     LocalShard,
-    ShardCopies,
+    Table,
     check_coverage,
-    layout_copies,
-    layout_digest,
     local_shard,
+    pack_areas,
+    unpack_areas,
     verify_coverage,
 )
 from hyper_parallel.core.layout import Area, Layout
 from hyper_parallel.core.mesh import Mesh
-from hyper_parallel.core.placement import Partial, Placement, Replicate, Shard, StridedShard
-from tests.unit.plans import ROOT, WORLD, meta
+from hyper_parallel.core.placement import Shard, StridedShard
 
 PAIR = Mesh((2,), (0, 1))
 
@@ -37,10 +37,23 @@ def one(
     return {rank: {"w": LocalShard(shape, areas)} for rank, areas in held.items()}
 
 
+def errors_in(
+    tables: Mapping[int, Mapping[str, LocalShard]], ranks: Collection[int]
+) -> tuple[CoverageError, ...]:
+    return check_coverage({rank: Table.of(shards) for rank, shards in tables.items()}, ranks)[1]
+
+
+def verified(
+    tables: Mapping[int, Mapping[str, LocalShard]], ranks: Collection[int]
+) -> dict[str, list[tuple[Areas, tuple[int, ...]]]]:
+    shards = verify_coverage({rank: Table.of(shards) for rank, shards in tables.items()}, ranks)
+    return {fqn: [(unpack_areas(r), those) for r, those in held.items()] for fqn, held in shards.items()}
+
+
 def errors_of(
     held: Mapping[int, tuple[Area, ...]], shape: tuple[int, ...] = (8, 4)
 ) -> tuple[CoverageError, ...]:
-    return check_coverage(one(held, shape), held)[1]
+    return errors_in(one(held, shape), held)
 
 
 def laid_out(layout: Layout) -> dict[int, dict[str, LocalShard]]:
@@ -49,16 +62,15 @@ def laid_out(layout: Layout) -> dict[int, dict[str, LocalShard]]:
 
 def test_copies_are_listed_by_shard_with_the_smallest_rank_first() -> None:
     held = {3: (rows(0, 4),), 1: (rows(0, 4),), 0: (rows(4, 8),), 2: (rows(4, 8),)}
-    assert verify_coverage(one(held), [3, 2, 1, 0]) == {
-        "w": (ShardCopies((rows(4, 8),), (0, 2)), ShardCopies((rows(0, 4),), (1, 3)))
-    }
+    assert verified(one(held), [3, 2, 1, 0]) == {"w": [((rows(4, 8),), (0, 2)), ((rows(0, 4),), (1, 3))]}
 
 
 def test_a_strided_shard_holds_several_areas() -> None:
     layout = Layout(PAIR, (StridedShard(0, split_factor=2),), (8, 4))
-    (first, second) = verify_coverage(laid_out(layout), PAIR.ranks)["w"]
-    assert first == ShardCopies((rows(0, 2), rows(4, 6)), (0,))
-    assert second == ShardCopies((rows(2, 4), rows(6, 8)), (1,))
+    assert verified(laid_out(layout), PAIR.ranks)["w"] == [
+        ((rows(0, 2), rows(4, 6)), (0,)),
+        ((rows(2, 4), rows(6, 8)), (1,)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,20 +83,17 @@ def test_a_strided_shard_holds_several_areas() -> None:
     ],
 )
 def test_a_tensor_of_one_rank(shape: tuple[int, ...], areas: tuple[Area, ...], number: int) -> None:
-    assert len(verify_coverage(one({5: areas}, shape), [5])["w"]) == number
+    assert len(verified(one({5: areas}, shape), [5])["w"]) == number
 
 
 def test_ranks_that_hold_nothing_are_copies_wherever_their_areas_would_start() -> None:
     held = {0: (rows(0, 8),), 1: (), 2: (Area((8, 0), (0, 4)),), 3: (Area((3, 0), (0, 4)),)}
-    assert verify_coverage(one(held), held)["w"] == (
-        ShardCopies((rows(0, 8),), (0,)),
-        ShardCopies((), (1, 2, 3)),
-    )
+    assert verified(one(held), held)["w"] == [((rows(0, 8),), (0,)), ((), (1, 2, 3))]
 
 
 def test_nothing_to_check() -> None:
-    assert verify_coverage({}, []) == {}
-    assert verify_coverage({0: {}, 1: {}}, [0, 1]) == {}
+    assert verified({}, []) == {}
+    assert verified({0: {}, 1: {}}, [0, 1]) == {}
 
 
 def test_blocks_that_are_no_grid() -> None:
@@ -165,7 +174,7 @@ def test_a_size_below_zero_that_would_add_up() -> None:
 
 def test_different_global_shapes() -> None:
     tables = one({0: (rows(0, 4),), 1: (rows(4, 8),)}) | one({2: ()}, (8, 5))
-    (error,) = check_coverage(tables, range(3))[1]
+    (error,) = errors_in(tables, range(3))
     assert (error.kind, error.fqn, error.ranks) == ("shapes", "w", (0, 1, 2))
     assert error.reason == "w: global shape (8, 4) on ranks 0, 1, (8, 5) on rank 2; areas are not compared"
 
@@ -178,7 +187,7 @@ def test_fqns_that_only_some_ranks_have() -> None:
     tables = one({0: (rows(0, 4),), 1: (rows(4, 8),)})
     tables[1]["bias"] = LocalShard((2,), (Area((0,), (2,)),))
     tables[2] = {}
-    found = check_coverage(tables, range(3))[1]
+    found = errors_in(tables, range(3))
     assert [(error.kind, error.fqn, error.ranks) for error in found] == [
         ("fqns", "w", (2,)),
         ("fqns", "bias", (0, 2)),
@@ -187,7 +196,7 @@ def test_fqns_that_only_some_ranks_have() -> None:
 
 
 def test_ranks_outside_of_the_stage_and_ranks_without_a_table() -> None:
-    found = check_coverage(one({0: (rows(0, 4),), 1: (rows(4, 8),), 9: (rows(0, 8),)}), (0, 1, 2))[1]
+    found = errors_in(one({0: (rows(0, 4),), 1: (rows(4, 8),), 9: (rows(0, 8),)}), (0, 1, 2))
     assert [(error.kind, error.ranks) for error in found] == [("ranks", (2,)), ("ranks", (9,))]
     assert found[0].reason == "rank 2 is without a table, but a member of the stage of ranks 0, 1, 2"
     assert found[1].reason == "rank 9 is outside of the stage of ranks 0, 1, 2"
@@ -196,7 +205,7 @@ def test_ranks_outside_of_the_stage_and_ranks_without_a_table() -> None:
 def test_a_rank_outside_of_its_mesh() -> None:
     layout = Layout(Mesh((2,), (0, 2)), (Shard(0),), (8, 4))
     tables = {rank: {"w": local_shard(layout, rank)} for rank in range(3)}
-    (error,) = check_coverage(tables, range(3))[1]
+    (error,) = errors_in(tables, range(3))
     assert (error.kind, error.fqn, error.ranks) == ("local", "w", (1,))
     assert error.reason == "w: rank 1: outside of its mesh of ranks 0, 2"
 
@@ -204,13 +213,13 @@ def test_a_rank_outside_of_its_mesh() -> None:
 def test_a_problem_hides_the_hole_that_it_makes_but_no_overlap() -> None:
     tables = one({0: (rows(0, 4),), 1: (rows(3, 4),)})
     tables[1]["w"] = replace(tables[1]["w"], problem="the local tensor is of another shape")
-    assert [error.kind for error in check_coverage(tables, range(2))[1]] == ["local", "overlap"]
+    assert [error.kind for error in errors_in(tables, range(2))] == ["local", "overlap"]
 
 
 def test_a_problem_that_only_one_of_two_copies_has() -> None:
     entry = LocalShard((8, 4), (rows(0, 8),))
     tables = {0: {"w": entry, "v": entry}, 1: {"w": replace(entry, problem="bad"), "v": entry}}
-    (error,) = check_coverage(tables, range(2))[1]
+    (error,) = errors_in(tables, range(2))
     assert (error.kind, error.fqn, error.ranks, error.reason) == ("local", "w", (1,), "w: rank 1: bad")
 
 
@@ -219,72 +228,55 @@ def test_all_errors_come_at_once_and_some_of_each_kind_in_full() -> None:
     for table in tables.values():
         table.update({f"layer.{number}": table["w"] for number in range(20)})
     with pytest.raises(ValueError, match="42 errors") as raised:
-        verify_coverage(tables, range(2))
+        verified(tables, range(2))
     lines = str(raised.value).split("\n  ")
     assert len(lines) == 1 + 2 * (PRINTED + 1)
     assert "and 16 more errors of kind hole" in lines
     assert "and 16 more errors of kind overlap" in lines
-    assert {error.fqn for error in check_coverage(tables, range(2))[1]} == set(tables[0])
-
-
-MESH = Mesh((2, 2), (0, 1, 2, 3))
+    assert {error.fqn for error in errors_in(tables, range(2))} == set(tables[0])
 
 
 @pytest.mark.parametrize(
-    ("placements", "expected"),
+    "areas", [(), (rows(0, 3), rows(5, 8)), (Area((), ()),), (Area((-1, 2**40), (8,)), rows(0, 1))], ids=str
+)
+def test_areas_survive_packing(areas: Areas) -> None:
+    assert unpack_areas(pack_areas(areas)) == areas
+    assert pack_areas((Area((3, 0), (0, 4)), *areas)) == pack_areas(areas)
+
+
+def test_a_table_is_received_as_it_was_sent() -> None:
+    table = Table.of({"w": LocalShard((8, 4), (rows(0, 8),)), "v": LocalShard((2,), (), "bad")})
+    assert Table.received(table.sent()) == table
+    assert (table.fqns, table.shapes, table.problems) == (("w", "v"), ((8, 4), (2,)), {"v": "bad"})
+
+
+@pytest.mark.parametrize(
+    "areas",
     [
-        ((Replicate(), Replicate()), ((0, 1, 2, 3),)),
-        ((Shard(0), Partial()), ((0, 1), (2, 3))),
-        ((Replicate(), Shard(1)), ((0, 2), (1, 3))),
-        ((StridedShard(0, split_factor=2), Shard(0)), ((0,), (1,), (2,), (3,))),
+        (Area((0,), (8, 8, 3)),),
+        (Area((0, 0), (4,)), Area((0, 4, 0), (4, 3))),
+        (Area((0,), (8,)), Area((0,), (4,))),
     ],
     ids=str,
 )
-def test_the_copies_of_a_layout(
-    placements: tuple[Placement, ...], expected: tuple[tuple[int, ...], ...]
-) -> None:
-    layout = Layout(MESH, placements, (8, 4))
-    assert layout_copies([layout, replace(layout, global_shape=(3, 3))]) == [expected, expected]
+def test_areas_that_would_be_well_formed_if_their_numbers_ran_on(areas: Areas) -> None:
+    found = errors_of({0: areas}, (8, 3))
+    assert [error.kind for error in found] == ["bounds"] * len(areas) + ["hole"]
 
 
-def test_copies_are_sorted_where_a_mesh_is_not() -> None:
-    layout = Layout(Mesh((2, 2), (3, 0, 1, 2)), (Replicate(), Shard(0)), (8, 4))
-    assert layout_copies([layout]) == [((1, 3), (0, 2))]
+def test_an_area_whose_corners_would_fit_in_the_next_row() -> None:
+    found = errors_of({0: (Area((0, 0), (8, 2)),), 1: (Area((9, 1), (8, 2)),)})
+    assert [error.kind for error in found] == ["bounds", "hole"]
 
 
-def test_the_digest_tells_layouts_apart() -> None:
-    mesh, turned = Mesh((2, 4), tuple(range(8))), Mesh((2, 4), (0, 1, 2, 3, 7, 6, 5, 4))
-    tensors = [
-        meta("w", mesh, Shard(0), Replicate()),
-        meta("v", mesh, Shard(0), Replicate()),
-        meta("w", mesh, Shard(1), Replicate()),
-        meta("w", mesh, StridedShard(0, split_factor=2), Replicate()),
-        meta("w", mesh, Shard(0), Replicate(), shape=(8, 5)),
-        meta("w", turned, Shard(0), Replicate()),
-        meta("w", None),
+def test_ranks_that_list_other_parameters_are_checked_together() -> None:
+    entry = {rank: LocalShard((8, 4), (rows(0, 4) if rank else rows(4, 8),)) for rank in range(6)}
+    tables = {rank: Table.of({"w": entry[rank]}) for rank in (0, 2, 5)}
+    tables[3] = Table.of({"v": LocalShard((8, 4), (rows(0, 8),)), "w": entry[3]})
+    tables[4] = Table.of({})
+    shards, errors = check_coverage(tables, (0, 2, 3, 4, 5))
+    assert list(shards["w"].values()) == [(0,), (2, 3, 5)]
+    assert [(error.kind, error.fqn, error.ranks) for error in errors] == [
+        ("fqns", "w", (4,)),
+        ("fqns", "v", (0, 2, 4, 5)),
     ]
-    assert len({layout_digest([tensor], range(8)) for tensor in tensors}) == len(tensors)
-    assert layout_digest([], range(8)) != layout_digest([], range(4))
-
-
-def test_sister_meshes_have_one_digest_by_their_root() -> None:
-    def digests(*dims: int) -> set[int]:
-        meshes = [Mesh((2, 2), ROOT.slice_ranks(rank, dims), None, ROOT) for rank in ROOT.ranks]
-        return {layout_digest([meta("w", mesh, Shard(0), Shard(1))], ROOT.ranks) for mesh in meshes}
-
-    assert len(digests(1, 2)) == len(digests(0, 2)) == 1
-    assert digests(1, 2) != digests(0, 2)
-
-
-def test_sister_meshes_without_a_root_have_one_digest() -> None:
-    assert (
-        len({layout_digest([meta("w", Mesh((2,), ranks), Shard(0))], range(4)) for ranks in ((0, 1), (2, 3))})
-        == 1
-    )
-
-
-def test_a_layout_outside_of_the_stage() -> None:
-    with pytest.raises(
-        ValueError, match=r"a mesh has ranks 4, 5, 6, 7, outside of the stage of ranks 0, 1, 2, 3"
-    ):
-        layout_digest([meta("w", WORLD, Shard(0))], range(4))

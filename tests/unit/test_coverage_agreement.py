@@ -11,8 +11,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyper_parallel.core.coverage import CoverageError, LocalShard, check_coverage, layout_copies, local_shard
+from hyper_parallel.core.coverage import (
+    CoverageError,
+    LocalShard,
+    Table,
+    check_coverage,
+    local_shard,
+    unpack_areas,
+)
 from hyper_parallel.core.layout import Area, Layout
+from hyper_parallel.core.plan import TensorMeta
 from hyper_parallel.core.staged import layout_replicas
 from tests.unit.test_layout import layouts
 
@@ -54,7 +62,7 @@ def paint(shape: Sequence[int], held: Mapping[int, tuple[Area, ...]]) -> Painted
 
 
 def assert_agreement(shape: Sequence[int], held: Held) -> None:
-    tables = {rank: {"w": LocalShard(tuple(shape), areas)} for rank, areas in held.items()}
+    tables = {rank: Table.of({"w": LocalShard(tuple(shape), areas)}) for rank, areas in held.items()}
     shards, errors = check_coverage(tables, held)
     painted = paint(shape, held)
     kinds: dict[str, list[CoverageError]] = {kind: [] for kind in ("bounds", "overlap", "hole")}
@@ -73,27 +81,33 @@ def assert_agreement(shape: Sequence[int], held: Held) -> None:
         hole = painted.counts[window(error.areas[0])]
         assert hole.size == prod(error.areas[0].sizes) > 0
         assert not hole.any()
-    assert sorted(rank for copies in shards["w"] for rank in copies.ranks) == sorted(held)
+    assert sorted(chain.from_iterable(shards["w"].values())) == sorted(held)
 
 
 def held_by(layout: Layout) -> Held:
     return {rank: layout.areas(rank) for rank in layout.mesh.ranks}
 
 
+def holders(layout: Layout) -> dict[tuple[Area, ...], tuple[int, ...]]:
+    found: dict[tuple[Area, ...], tuple[int, ...]] = {}
+    for rank in sorted(layout.mesh.ranks):
+        found[layout.areas(rank)] = (*found.get(layout.areas(rank), ()), rank)
+    return found
+
+
 @bounded
 @given(layouts())
 def test_layouts_cover_exactly_and_name_the_copies_that_the_sweep_finds(layout: Layout) -> None:
-    tables = {rank: {"w": local_shard(layout, rank)} for rank in layout.mesh.ranks}
+    tables = {rank: Table.of({"w": local_shard(layout, rank)}) for rank in layout.mesh.ranks}
     shards, errors = check_coverage(tables, layout.mesh.ranks)
     assert errors == ()
-    (groups,) = layout_copies([layout])
-    assert [rank in groups[layout.chunk(rank)] for rank in layout.mesh.ranks] == [True] * layout.mesh.size
-    replicas = [layout_replicas(layout, rank, layout.mesh.ranks) for rank in layout.mesh.ranks]
-    assert replicas == [groups[layout.chunk(rank)] for rank in layout.mesh.ranks]
-    analytic = {(layout.areas(ranks[0]), ranks) for ranks in groups if layout.areas(ranks[0])}
-    assert analytic == {(copies.areas, copies.ranks) for copies in shards["w"] if copies.areas}
-    empty = sorted(chain.from_iterable(ranks for ranks in groups if not layout.areas(ranks[0])))
-    assert empty == [rank for copies in shards["w"] if not copies.areas for rank in copies.ranks]
+    meta = TensorMeta("w", layout.global_shape, layout)
+    for rank in layout.mesh.ranks:
+        (copies,) = layout_replicas([meta], rank, tuple(sorted(layout.mesh.ranks)))
+        assert copies == tuple(r for r in sorted(layout.mesh.ranks) if layout.chunk(r) == layout.chunk(rank))
+        if layout.areas(rank):
+            assert [copies] == [those for those in shards["w"].values() if rank in those]
+    assert {unpack_areas(record): those for record, those in shards["w"].items()} == holders(layout)
     painted = paint(layout.global_shape, held_by(layout))
     assert (painted.counts == 1).all()
     assert not painted.outside
@@ -163,7 +177,8 @@ def mosaics(draw: st.DrawFn) -> tuple[tuple[int, ...], Held]:
 @given(mosaics())
 def test_sweep_and_bitmap_agree_that_mosaics_cover(case: tuple[tuple[int, ...], Held]) -> None:
     shape, held = case
-    assert check_coverage({r: {"w": LocalShard(shape, areas)} for r, areas in held.items()}, held)[1] == ()
+    tables = {rank: Table.of({"w": LocalShard(shape, areas)}) for rank, areas in held.items()}
+    assert check_coverage(tables, held)[1] == ()
     assert_agreement(shape, held)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -102,3 +106,34 @@ def test_equal_meshes_have_equal_hashes_and_the_root_counts() -> None:
     assert Mesh((2,), (0, 1), ("tp",), root) == Mesh((2,), (0, 1), ("tp",), Mesh((2, 2), (0, 1, 2, 3)))
     assert hash(Mesh((2,), (0, 1))) == hash(Mesh((2,), (0, 1)))
     assert Mesh((2,), (0, 1), None, root) != Mesh((2,), (0, 1))
+
+
+def test_equal_meshes_hash_alike_also_from_another_process() -> None:
+    root = Mesh((2, 2), (0, 1, 2, 3), ("dp", "tp"))
+    mesh = Mesh((2,), (1, 3), ("dp",), root)
+    assert {mesh: 1} == {Mesh((2,), (1, 3), ("dp",), Mesh((2, 2), (0, 1, 2, 3), ("dp", "tp"))): 1}
+    code = (
+        "import pickle, sys; from hyper_parallel.core.mesh import Mesh; "
+        "root = Mesh((2, 2), (0, 1, 2, 3), ('dp', 'tp')); "
+        "sys.stdout.buffer.write(pickle.dumps(Mesh((2,), (1, 3), ('dp',), root)))"
+    )
+    for seed in ("1", "2"):  # names hash otherwise there
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=60
+        )
+        received = pickle.loads(done.stdout)
+        assert {mesh: 1} == {received: 1}
+        assert received.root == root
+
+
+def test_meshes_that_differ_in_one_thing() -> None:
+    mesh = Mesh((2, 2), (0, 1, 2, 3), ("dp", "tp"))
+    others = [
+        Mesh((4, 1), (0, 1, 2, 3), ("dp", "tp")),
+        Mesh((2, 2), (0, 1, 3, 2), ("dp", "tp")),
+        Mesh((2, 2), (0, 1, 2, 3), ("dp", "ep")),
+        Mesh((2, 2), (0, 1, 2, 3)),
+        Mesh((2, 2), (0, 1, 2, 3), ("dp", "tp"), Mesh((8,), tuple(range(8)))),
+    ]
+    assert len({mesh, *others}) == len(others) + 1

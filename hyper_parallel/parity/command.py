@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from hyper_parallel.parity.launcher import Launch, LaunchError, check_launch, detect_launch
+from hyper_parallel.parity.launcher import (
+    FRAMEWORKS,
+    Launch,
+    LaunchError,
+    check_device,
+    check_launch,
+    detect_launch,
+)
+from hyper_parallel.parity.local_ranks import find_launched_ranks
 
 _PACKAGES = ("jinja2", "junitparser", "numpy", "rich")
 _SEVERAL = ("--platforms", "--world-sizes", "--select")
@@ -75,10 +84,14 @@ def parity_command(
         launch = detect_launch(os.environ)
         if launch is not None:
             launch = check_launch(launch, asked, sizes, os.environ)
+        else:
+            check_device(device, asked or FRAMEWORKS)
+        # The scheduler, too, as it would wait for ranks that have refused; it runs beside rank 0.
+        if report is not None and (launch is None or launch.rank == 0 or launch.scheduler):
+            _check_folder(report)
+        status = _run(launch, asked, sizes, words, device, timeout, str(report.resolve()) if report else None)
     except LaunchError as error:
         _refuse(str(error))
-    try:
-        status = _run(launch, asked, sizes, words, device, timeout, str(report.resolve()) if report else None)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _PACKAGES:
@@ -107,8 +120,21 @@ def _run(
         _refuse(f"no case for {' '.join(map(str, sizes))} ranks has all of these words: {' '.join(select)}")
     if launch is not None:
         settings = Settings((launch.platform,), device, timeout, report, launch.launcher)
-        return run_launched(launch, settings, select)
-    return run_and_show(Settings(platforms or ("torch", "mindspore"), device, timeout, report), cases)
+        try:
+            local = find_launched_ranks(launch.platform)
+        except LookupError as error:
+            raise LaunchError(str(error)) from error
+        return run_launched(local, launch, settings, select)
+    return run_and_show(Settings(platforms or FRAMEWORKS, device, timeout, report), cases)
+
+
+def _check_folder(report: Path) -> None:
+    """Find out before the run whether the report can be written after it."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=report).close()
+    except OSError as error:
+        raise LaunchError(f"--report {report}: cannot write there: {error.strerror}") from error
 
 
 def _refuse(message: str) -> Any:

@@ -42,7 +42,7 @@ def _suite(document: Mapping[str, Any], name: str) -> TestSuite:
     suite.timestamp = document["started"]
     ranks = document["environment"]["platforms"].get(name, {}).get("ranks")
     if ranks:
-        suite.hostname = ranks[0]["host"]
+        suite.hostname = _clean(ranks[0]["host"])
     return suite
 
 
@@ -60,7 +60,7 @@ def _properties(document: Mapping[str, Any], name: str) -> list[tuple[str, str]]
 def _testcase(
     case: Mapping[str, Any], where: str, seconds: float, failures: list[str], reason: str | None
 ) -> TestCase:
-    testcase = TestCase(case["name"], f"parity.{where}.{case['parallelism']}", seconds)
+    testcase = TestCase(_clean(case["name"]), _clean(f"parity.{where}.{case['parallelism']}"), seconds)
     result: Failure | Error | None = None
     if failures:
         result = Failure(_clean(failures[0].partition("\n")[0]), "ParityFailure")

@@ -14,7 +14,6 @@ import queue
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import traceback
@@ -24,11 +23,10 @@ from multiprocessing.connection import Client, Connection, wait
 from typing import Any
 
 from hyper_parallel.interface import Platform
-from hyper_parallel.parity.judge import JudgeOptions, start_judge
+from hyper_parallel.parity.judge import Judge
 from hyper_parallel.parity.launcher import Launch
-from hyper_parallel.parity.local_ranks import call, find_launched_ranks
+from hyper_parallel.parity.local_ranks import DeviceMissing, LaunchedRanks, call
 from hyper_parallel.parity.suite import Settings
-from hyper_parallel.parity.terminal import show_unrun
 from hyper_parallel.platforms import ENVIRONMENT_VARIABLE, get_platform
 
 _CONNECT_SECONDS = 10.0
@@ -37,43 +35,44 @@ _JUDGE_SECONDS = 30.0
 _JOIN_SECONDS = 600.0
 
 
-def run_launched(launch: Launch, settings: Settings, select: tuple[str, ...]) -> int:
+def run_launched(local: LaunchedRanks, launch: Launch, settings: Settings, select: tuple[str, ...]) -> int:
     """Take part as one rank, or as the scheduler; returns the exit status, 1 on every rank if a case failed."""
     os.environ[ENVIRONMENT_VARIABLE] = launch.platform
-    local = find_launched_ranks(launch.platform)
+    judge = Judge(launch, settings, select) if launch.rank == 0 and not launch.scheduler else None
     try:
         local.join_launched(settings.device_type, max(_JOIN_SECONDS, 2 * settings.timeout))
         if launch.scheduler:
             return 0
-        connection, judge = _meet_judge(get_platform(), launch, settings, select)
-    except Exception:
-        if launch.rank == 0 and not launch.scheduler:
-            show_unrun(settings, launch.world_size, select, traceback.format_exc())
-        raise
+        if judge is None and get_platform().rank() == 0:
+            judge = Judge(launch, settings, select)
+        connection = _meet(judge, get_platform(), launch.world_size)
+    except Exception as error:
+        plain = f"{error}; hyper-parallel doctor says more" if isinstance(error, DeviceMissing) else None
+        if judge is not None:
+            judge.give_up(plain or traceback.format_exc())
+            judge.wait(_JUDGE_SECONDS)
+        if plain is None:
+            raise
+        print(f"parity: {plain}", file=sys.stderr)
+        return 1
     status = _Session(connection, settings.timeout).serve()
     local.leave()
-    if judge is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = judge.wait(_JUDGE_SECONDS) or status
-    return status
+    return status if judge is None else judge.wait(_JUDGE_SECONDS) or status
 
 
-def _meet_judge(
-    platform: Platform, launch: Launch, settings: Settings, select: tuple[str, ...]
-) -> tuple[Connection, subprocess.Popen[bytes] | None]:
-    """Have rank 0 start the judge and tell all where it is; the connection, and on rank 0 the judge's process."""
-    rank, ranks = platform.rank(), tuple(range(launch.world_size))
+def _meet(judge: Judge | None, platform: Platform, world_size: int) -> Connection:
+    """Connect to the judge; rank 0, which has it, tells all where it is."""
+    rank, ranks = platform.rank(), tuple(range(world_size))
     one_host = len(set(platform.all_gather_object(socket.gethostname(), ranks))) == 1
-    judge, offer = None, None
-    if rank == 0:
+    offer = None
+    if judge is not None:
         key = secrets.token_bytes(32)
         hosts = ["127.0.0.1"] if one_host else _own_addresses()
-        judge, port = start_judge(JudgeOptions(launch, settings, select, key, hosts[0] if one_host else ""))
-        offer = (hosts, port, key)
+        offer = (hosts, judge.listen(hosts[0] if one_host else "", key), key)
     hosts, port, key = platform.all_gather_object(offer, ranks)[0]
     connection = _connect(hosts, port, key)
     connection.send(rank)
-    return connection, judge
+    return connection
 
 
 def _own_addresses() -> list[str]:

@@ -12,14 +12,14 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
 
 from hyper_parallel.parity.launcher import Launch
-from hyper_parallel.parity.pool import RankFailure, rank_names
+from hyper_parallel.parity.pool import Interrupted, RankFailure, rank_names
 
 # Others may be about to report the same mistake, or about to hang because of it.
 _GRACE = 5.0
@@ -102,7 +102,8 @@ class LaunchedRanks:
         """Call ``target``, which is ``"package.module:function"``, on every rank; the results in rank order.
 
         Raises:
-            RankFailure: a rank raised, died, hangs or is to end. If ``ended`` is then set, nothing more can run.
+            RankFailure: a rank raised, died or hangs. If ``ended`` is then set, nothing more can run.
+            Interrupted: ranks were told to end, and none of them has raised or died.
         """
         if self._ended is not None:
             raise RankFailure(self._ended)
@@ -113,6 +114,10 @@ class LaunchedRanks:
         except BaseException:  # an interrupted call leaves replies behind
             self._ended = f"{label!r} was interrupted"
             raise
+        if replies.signals and not (replies.tracebacks or replies.lost):
+            told = "; ".join(self._signal_lines(replies))
+            self._ended = f"interrupted in {label!r}: {told}"
+            raise Interrupted(self._ended)
         if not (replies.all_idle and self._in_step(timeout)):
             self._ended = f"the ranks are gone or out of step since {label!r} failed, and a launcher's cannot be restarted"
         raise RankFailure("\n".join(self._lines(f"{label} ({target})", replies, timeout)))
@@ -181,9 +186,7 @@ class LaunchedRanks:
             by_text.setdefault(text, []).append(rank)
         for text, members in by_text.items():
             lines += [f"{rank_names(members)} raised:", text.rstrip()]
-        for signal_name in dict.fromkeys(replies.signals.values()):
-            told = [rank for rank, each in replies.signals.items() if each == signal_name]
-            lines.append(f"{name} told {rank_names(told)} to end ({signal_name})")
+        lines += self._signal_lines(replies)
         if replies.timed_out:
             lines.append(f"timed out after {seconds:g} s; silent ranks: {list(replies.silent)}")
         elif replies.silent:
@@ -193,6 +196,11 @@ class LaunchedRanks:
         for rank, stack in sorted(replies.stacks.items()):
             lines += [f"-- rank {rank} was here:", stack.rstrip()]
         return lines
+
+    def _signal_lines(self, replies: _Replies) -> Iterator[str]:
+        for name in dict.fromkeys(replies.signals.values()):
+            told = [rank for rank, each in sorted(replies.signals.items()) if each == name]
+            yield f"{self._launch.launcher} told {rank_names(told)} to end ({name})"
 
 
 def _read(connection: Connection, rank: int, replies: _Replies) -> bool:

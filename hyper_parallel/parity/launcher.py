@@ -30,6 +30,9 @@ class Launch:
 
 
 _TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Of these one says that this process is one of several.
+_ONE_OF_SEVERAL = ("RANK", "WORLD_SIZE")
+FRAMEWORKS = ("torch", "mindspore")
 
 
 def detect_launch(environment: Mapping[str, str]) -> Launch | None:
@@ -38,7 +41,7 @@ def detect_launch(environment: Mapping[str, str]) -> Launch | None:
     torchrun is known by its variables, which other launchers for torch set, too, and msrun by ``MS_ROLE``.
 
     Raises:
-        LaunchError: both are there.
+        LaunchError: both are there, or a job's variables in part.
     """
     torch = all(name in environment for name in _TORCH_VARIABLES)
     mindspore = "MS_ROLE" in environment
@@ -48,13 +51,39 @@ def detect_launch(environment: Mapping[str, str]) -> Launch | None:
         )
     if torch:
         name = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "RANK and WORLD_SIZE"
-        return Launch(name, "torch", int(environment["WORLD_SIZE"]), int(environment["RANK"]))
+        return Launch(name, "torch", _number(environment, "WORLD_SIZE"), _number(environment, "RANK"))
     if mindspore:
         # Without a node's rank msrun leaves numbering to the scheduler, and RANK_ID says nothing.
-        rank = int(environment["RANK_ID"]) if "MS_NODE_ID" in environment else None
+        rank = _number(environment, "RANK_ID") if "MS_NODE_ID" in environment else None
         scheduler = environment["MS_ROLE"] == "MS_SCHED"
-        return Launch("msrun", "mindspore", int(environment["MS_WORKER_NUM"]), rank, scheduler)
+        return Launch("msrun", "mindspore", _number(environment, "MS_WORKER_NUM"), rank, scheduler)
+    if present := [name for name in _ONE_OF_SEVERAL if name in environment]:
+        absent = ", ".join(name for name in _TORCH_VARIABLES if name not in environment)
+        # Each process of the job would start ranks of its own, and write the same report.
+        raise LaunchError(
+            f"{' and '.join(present)} set, but not {absent}: start with torchrun, which sets all, or unset {' '.join(present)}"
+        )
     return None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise LaunchError(f"{name}={value!r} is no number: a launcher sets it")
+    return int(value)
+
+
+def check_device(device_type: str, platforms: tuple[str, ...]) -> None:
+    """Check that ranks which no launcher has started can compute on the device.
+
+    Raises:
+        LaunchError: they cannot.
+    """
+    if device_type != "cpu" and (names := [name for name in platforms if name in FRAMEWORKS]):
+        raise LaunchError(
+            f"without a launcher the ranks of {' and '.join(names)} are on the cpu; for {device_type} start this command "
+            "with torchrun or msrun (see --help)"
+        )
 
 
 def check_launch(
@@ -68,7 +97,7 @@ def check_launch(
         LaunchError: they do not.
     """
     asked = {*platforms, *filter(None, [environment.get("HYPER_PARALLEL_PLATFORM")])} or {launch.platform}
-    others = {"torch", "mindspore"} - {launch.platform}
+    others = set(FRAMEWORKS) - {launch.platform}
     if len(asked) > 1 or asked & others:
         raise LaunchError(
             f"the ranks of {launch.launcher} run {launch.platform}, but --platforms or HYPER_PARALLEL_PLATFORM asks "

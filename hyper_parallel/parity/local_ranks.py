@@ -14,6 +14,10 @@ from typing import Any, Protocol, cast
 _GROUP = "hyper_parallel.local_ranks"
 
 
+class DeviceMissing(RuntimeError):  # noqa: N818  its message is all that a user is told
+    """The machine lacks the device that was asked for, or the framework cannot use it."""
+
+
 class LocalRanks(Protocol):
     """What an entry point of ``hyper_parallel.local_ranks`` names."""
 
@@ -38,6 +42,9 @@ class LaunchedRanks(LocalRanks, Protocol):
 
         In the scheduler's process, which some launchers start, too: return when the ranks are done. ``timeout`` is
         for joining and for collectives, in seconds.
+
+        Raises:
+            DeviceMissing: before joining, and in the scheduler as well, which would wait for the ranks.
         """
 
     def describe(self, device_type: str) -> Mapping[str, str]:

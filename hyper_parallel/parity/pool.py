@@ -41,6 +41,10 @@ class RankFailure(RuntimeError):  # noqa: N818  it reports what ranks did, often
     """
 
 
+class Interrupted(RankFailure):
+    """A call ended because somebody told the ranks to end, not because of what they did."""
+
+
 class RankPool:
     """Ranks of one platform that call functions together. Not thread-safe.
 

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Protocol
 
 from hyper_parallel.parity.cases import Case
 from hyper_parallel.parity.checks import Verdict, compare, judge
 from hyper_parallel.parity.environment import RankFacts
-from hyper_parallel.parity.pool import RankFailure, RankPool
+from hyper_parallel.parity.pool import Interrupted, RankFailure, RankPool
 
 CASE_TIMEOUT = 60.0
 _WORKER = "hyper_parallel.parity.worker:run_case"
@@ -79,9 +80,15 @@ class SuiteRun:
 
 
 def run_on(pool: Ranks, case: Case, device_type: str, timeout: float = CASE_TIMEOUT) -> Verdict:
-    """Run one case; a rank that raises, dies or stays silent becomes a failure of the case."""
+    """Run one case; a rank that raises, dies or stays silent becomes a failure of the case.
+
+    Raises:
+        Interrupted: the ranks were told to end.
+    """
     try:
         ranks = pool.run(_WORKER, case, device_type, timeout=timeout, label=case.name)
+    except Interrupted:
+        raise
     except RankFailure as failure:
         return Verdict(case, (str(failure),), math.nan, ())
     return judge(case, ranks)
@@ -93,7 +100,7 @@ def run_suite(
     progress: Callable[[str, Case], None],
     open_ranks: OpenRanks = RankPool,
 ) -> SuiteRun:
-    """Run ``cases`` on every platform, one group of ranks after another, and compare.
+    """Run ``cases`` on every platform, one group of ranks after another, and compare. Ctrl-C leaves the rest not run.
 
     Args:
         settings: the platforms, which are names of entry points, where the tensors live, and the time-out.
@@ -103,8 +110,8 @@ def run_suite(
     """
     records = {case.name: Result(case, {}, {}) for case in cases}
     facts: dict[str, tuple[RankFacts, ...]] = {}
-    for platform in settings.platforms:
-        for world_size in sorted({case.world_size for case in cases}):
+    try:
+        for platform, world_size in product(settings.platforms, sorted({case.world_size for case in cases})):
             group = [records[case.name] for case in cases if case.world_size == world_size]
             try:
                 with open_ranks(platform, world_size) as ranks:
@@ -115,6 +122,10 @@ def run_suite(
             except RankFailure as failure:  # of the start; those of cases are recorded
                 for record in group:
                     record.not_run.setdefault(platform, str(failure))
+    except KeyboardInterrupt:
+        for record, platform in product(records.values(), settings.platforms):
+            if platform not in record.verdicts:
+                record.not_run.setdefault(platform, "interrupted by SIGINT or SIGTERM")
     for record in records.values():
         _compare(record)
     return SuiteRun(settings.platforms, tuple(records.values()), facts)
@@ -137,7 +148,11 @@ def _run(ranks: Ranks, record: Result, platform: str, settings: Settings) -> Non
         record.not_run[platform] = ranks.ended
         return
     start = time.monotonic()
-    verdict = run_on(ranks, record.case, settings.device_type, settings.timeout)
+    try:
+        verdict = run_on(ranks, record.case, settings.device_type, settings.timeout)
+    except Interrupted as interruption:
+        record.not_run[platform] = str(interruption)
+        return
     record.seconds[platform] = time.monotonic() - start
     record.verdicts[platform] = verdict
     if verdict.failures:

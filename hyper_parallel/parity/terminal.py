@@ -5,6 +5,7 @@ The report comes first, as the terminal may be gone when a launcher's rank has d
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hyper_parallel.parity.cases import Case, selected_cases
+from hyper_parallel.parity.cases import Case
 from hyper_parallel.parity.pool import RankPool
 from hyper_parallel.parity.report import build_document, write_report
 from hyper_parallel.parity.suite import OpenRanks, Result, Settings, SuiteRun, run_suite, unrun_suite
@@ -21,7 +22,8 @@ _MAX_SHOWN = 20
 
 
 def run_and_show(settings: Settings, cases: Sequence[Case], open_ranks: OpenRanks = RankPool) -> int:
-    """Run the suite; returns 0 if every case passed and 1 if not."""
+    """Run the suite; returns 0 if every case passed and 1 if not. SIGTERM acts as Ctrl-C from then on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console, started = Console(), datetime.now(timezone.utc)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -34,9 +36,8 @@ def run_and_show(settings: Settings, cases: Sequence[Case], open_ranks: OpenRank
     return _conclude(console, settings, run, started)
 
 
-def show_unrun(settings: Settings, world_size: int, select: Sequence[str], reason: str) -> int:
+def show_unrun(settings: Settings, cases: Sequence[Case], reason: str) -> int:
     """Report that no case could run; returns 1."""
-    cases = selected_cases((world_size,), select)
     run = unrun_suite(settings.platforms, cases, f"the ranks did not come together:\n{reason}")
     return _conclude(Console(), settings, run, datetime.now(timezone.utc))
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from collections.abc import Mapping
+
+from hyper_parallel.parity.local_ranks import DeviceMissing
 
 has_scheduler = True
 
@@ -64,15 +67,19 @@ def join_launched(device_type: str, timeout: float) -> None:
     How long the ranks wait for each other is msrun's ``--cluster_time_out``.
 
     Raises:
-        ValueError: ``device_type`` is neither "cpu" nor "npu".
+        DeviceMissing: ``device_type`` is neither "cpu" nor "npu", or MindSpore cannot use the NPU.
     """
     if device_type not in _TARGETS:
-        raise ValueError(f"MindSpore runs on {sorted(_TARGETS)}, not on {device_type!r}")
+        raise DeviceMissing(f"MindSpore runs on {' and '.join(_TARGETS)}, not on {device_type}")
     os.environ.setdefault("GLOG_v", "3")
     import mindspore
     from mindspore import mint
     from mindspore.communication import init
 
+    if device_type == "npu" and not mindspore.device_context.ascend.is_available():
+        raise DeviceMissing(
+            f"MindSpore {mindspore.__version__} finds no npu device on {socket.gethostname()}"
+        )
     mindspore.set_device(_TARGETS[device_type])
     mindspore.set_context(pynative_synchronize=True)
     if device_type == "cpu":

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyper_parallel.parity.local_ranks import DeviceMissing
+
 has_scheduler = False
 
 _HOST = "127.0.0.1"
@@ -57,28 +59,30 @@ def join_launched(device_type: str, timeout: float) -> None:
     """Take the device numbered ``LOCAL_RANK`` and join the group that ``MASTER_ADDR``, ``RANK`` and others describe.
 
     Raises:
-        RuntimeError: the machine has no such device, or the others did not come within ``timeout`` seconds.
-        ImportError: ``device_type`` is "npu", and torch_npu cannot be imported.
-        ValueError: no backend serves the device type.
+        DeviceMissing: the machine has no such device, or torch no backend for it.
+        RuntimeError: the others did not come within ``timeout`` seconds.
     """
     if device_type == "npu" and not hasattr(torch, "npu"):
-        importlib.import_module("torch_npu")
+        try:
+            importlib.import_module("torch_npu")
+        except ImportError as error:
+            raise DeviceMissing(f"torch_npu cannot be imported: {error}") from error
     if device_type != "cpu":
         _take_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
     backends = dist.Backend.default_device_backend_map
     if device_type not in backends:
-        raise ValueError(f"torch knows no backend for {device_type!r}, only for {sorted(backends)}")
+        raise DeviceMissing(f"torch knows no backend for {device_type!r}, only for {sorted(backends)}")
     dist.init_process_group(backends[device_type], timeout=timedelta(seconds=timeout))
 
 
 def _take_device(device_type: str, index: int) -> None:
     module: Any = getattr(torch, device_type, None)
     if module is None or not module.is_available():
-        raise RuntimeError(
+        raise DeviceMissing(
             f"torch {torch.__version__} finds no {device_type} device on {socket.gethostname()}"
         )
     if index >= module.device_count():
-        raise RuntimeError(
+        raise DeviceMissing(
             f"LOCAL_RANK is {index}, but {socket.gethostname()} has {module.device_count()} {device_type} devices"
         )
     module.set_device(index)

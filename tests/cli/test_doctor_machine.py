@@ -51,6 +51,18 @@ def test_an_empty_machine(tmp_path: Path) -> None:
     assert "unknown distribution" in machine.system
 
 
+@pytest.mark.parametrize(
+    "variable", ["PATH", "HOME", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "RANK_TABLE_FILE"]
+)
+def test_paths_that_cannot_be_looked_at(variable: str, tmp_path: Path) -> None:
+    """As of another user; a name that is too long is refused to root as well."""
+    machine = read(tmp_path, **{variable: f"/bin:/{'a' * 5000}/bin"})
+    empty = read(tmp_path)
+    assert (machine.devices, machine.cann.scripts) == (empty.devices, ())
+    assert machine.cann.missing == (variable,) * variable.startswith("ASCEND")
+    assert machine.missing_files == (variable,) * (variable == "RANK_TABLE_FILE")
+
+
 # ---- devices
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hyper_parallel.cli.doctor import processes
 from hyper_parallel.cli.doctor.child import error_line
 from hyper_parallel.cli.doctor.examination import describe_platform, exercise
 from hyper_parallel.cli.doctor.findings import Check, DeviceKind, PlatformFinding
@@ -26,6 +27,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_GRACE", 1.0)
 
 
 def exercised(timeout: float = PATIENT, kind: DeviceKind = CPU, has_scheduler: bool = False) -> list[Check]:

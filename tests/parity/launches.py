@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,23 @@ def msrun(
     launcher = [str(BIN / "msrun"), "--worker_num", str(ranks), "--local_worker_num", str(ranks)]
     launcher += ["--master_port", str(free_port()), "--join", "True", "--log_dir", str(folder / "logs")]
     return launch([*launcher, *program, *arguments], folder)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS / 2
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def running_in(folder: Path) -> list[str]:
+    """The processes whose working directory it is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "cmdline").read_text())
+    return found
 
 
 def report(folder: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from hyper_parallel.parity.command import mount, spread
-from tests.parity.launches import environment, report, verdicts
+from tests.parity.launches import environment, report, running_in, verdicts, wait_until
 
 BACKENDS = os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
 pytestmark = pytest.mark.timeout(150)
@@ -68,6 +69,57 @@ def test_a_platform_that_does_not_start_is_reported(tmp_path: Path) -> None:
     reason = document["cases"][0]["platforms"]["nobody"]["reason"]
     assert "no entry point 'nobody'" in reason
     assert done.stdout.count("no entry point 'nobody'") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "file"], "--report file: cannot write there: File exists"),
+        (["--report", "file/below"], "--report file/below: cannot write there: Not a directory"),
+        (["--device", "npu"], "without a launcher the ranks of torch and mindspore are on the cpu; for npu"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_run(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = parity(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_report_and_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from hyper_parallel.parity import suite\n"
+        "run_on = suite.run_on\n"
+        "def third(pool, case, *rest):\n"
+        "    if case.parallelism == 'fsdp on dim 1':\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "    return run_on(pool, case, *rest)\n"
+        "suite.run_on = third\n"
+    )
+    some = (
+        "--select",
+        "fsdp",
+        "float32",
+        "--report",
+        "out",
+        "--platforms",
+        BACKENDS[0],
+        "--world-sizes",
+        "1",
+        "2",
+    )
+    done = parity(tmp_path, *some, code=code)
+    assert done.returncode == 1
+    document = report(tmp_path / "out")
+    assert (document["passed"], document["failed"], document["not_run"]) == (2, 0, 8)
+    reasons = {case["platforms"][BACKENDS[0]]["reason"] for case in document["cases"][2:]}
+    assert reasons == {"interrupted by SIGINT or SIGTERM"}
+    wait_until(lambda: not running_in(tmp_path))
 
 
 def test_a_selection_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hyper_parallel.parity import launched_ranks
 from hyper_parallel.parity.launched_ranks import LaunchedRanks
 from hyper_parallel.parity.launcher import Launch
-from hyper_parallel.parity.pool import RankFailure
+from hyper_parallel.parity.pool import Interrupted, RankFailure
 
 KEY = b"a key"
 CASE = "some.module:run_case"
@@ -158,6 +158,18 @@ def test_the_first_rank_to_die_is_named_first(listener: Listener) -> None:
     assert "rank 2 died: its connection was lost first\nthen those of rank 0, which torchrun may" in text
     assert "torchrun told rank 3 to end (SIGTERM)" in text
     assert ranks.ended
+
+
+def test_ranks_that_are_told_to_end_have_not_failed(listener: Listener) -> None:
+    def finish(connection: Connection, request: tuple[Any, ...]) -> None:
+        be_told_to_end(connection, request)
+        answer(1)(connection, request)
+
+    ranks, _ = started(listener, [[finish], [be_told_to_end]])
+    with pytest.raises(Interrupted, match=r"in 'a case': torchrun told rank 0, rank 1 to end \(SIGTERM\)"):
+        ranks.run(CASE, timeout=20, label="a case")
+    assert ranks.ended
+    assert "told rank 0" in ranks.ended
 
 
 def test_ranks_that_never_come_are_named(listener: Listener) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.parity.launcher import Launch, LaunchError, check_launch, detect_launch
+from hyper_parallel.parity.launcher import Launch, LaunchError, check_device, check_launch, detect_launch
 
 TORCH = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 WORKER = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4", "MS_NODE_ID": "2", "RANK_ID": "2"}
@@ -15,7 +15,7 @@ TORCHRUN = Launch("torchrun", "torch", 8, 3)
     ("environment", "found"),
     [
         ({}, None),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+        ({"LOCAL_RANK": "0", "MASTER_ADDR": "a", "RANK_ID": "0"}, None),
         ({**TORCH, "TORCHELASTIC_RUN_ID": "x"}, TORCHRUN),
         (TORCH, Launch("RANK and WORLD_SIZE", "torch", 8, 3)),
         (WORKER, Launch("msrun", "mindspore", 4, 2)),
@@ -34,9 +34,36 @@ def test_detects(environment: dict[str, str], found: Launch | None) -> None:
     assert detect_launch(environment) == found
 
 
-def test_two_launchers_are_refused() -> None:
-    with pytest.raises(LaunchError, match=r"both torchrun's variables .* and msrun's"):
-        detect_launch({**TORCH, **WORKER})
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**TORCH, **WORKER}, "both torchrun's variables .* and msrun's"),
+        # Each task of a batch system would run the whole suite by itself.
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "RANK and WORLD_SIZE set, but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+        ),
+        (
+            {name: TORCH[name] for name in TORCH if name != "RANK"},
+            "WORLD_SIZE set, but not RANK: .* unset WORLD_SIZE",
+        ),
+        ({**TORCH, "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
+        ({**TORCH, "RANK": "-1"}, "RANK='-1' is no number"),
+        ({"MS_ROLE": "MS_WORKER"}, "MS_WORKER_NUM='' is no number"),
+    ],
+)
+def test_variables_of_no_launcher_are_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        detect_launch(environment)
+
+
+def test_without_a_launcher_the_two_frameworks_are_on_the_cpu() -> None:
+    check_device("cpu", ("torch", "mindspore"))
+    check_device("tpu", ("third_party",))
+    with pytest.raises(
+        LaunchError, match="the ranks of torch are on the cpu; for cuda start this command with torchrun"
+    ):
+        check_device("cuda", ("torch", "third_party"))
 
 
 @pytest.mark.parametrize(

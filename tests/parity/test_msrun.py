@@ -32,6 +32,15 @@ def test_runs_the_cases_on_the_ranks_it_is_given(tmp_path: Path) -> None:
     assert "passed" not in (tmp_path / "logs" / "scheduler.log").read_text()
 
 
+def test_a_device_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
+    """The scheduler has to end, too: msrun waits for it, and it for the ranks."""
+    done = msrun(tmp_path, 2, "--device", "cuda", *SOME)
+    assert done.returncode != 0
+    reasons = {case["platforms"]["mindspore"]["reason"] for case in report(tmp_path / "out")["cases"]}
+    assert len(reasons) == 1
+    assert "MindSpore runs on cpu and npu, not on cuda" in reasons.pop()
+
+
 def test_the_report_outlives_rank_0(tmp_path: Path) -> None:
     """msrun kills every rank as soon as one has died."""
     mistakes = "fsdp+plain=wrong;tp+fsdp=die_as_rank_0"

@@ -9,16 +9,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from junitparser import JUnitXml
 
-from hyper_parallel.parity import environment
 from hyper_parallel.parity.cases import NORM_TYPES, build_cases
 from hyper_parallel.parity.checks import Verdict
-from hyper_parallel.parity.environment import RankFacts, cann_version
+from hyper_parallel.parity.environment import RankFacts
 from hyper_parallel.parity.page import error_text
 from hyper_parallel.parity.report import SCHEMA, build_document, write_report
 from hyper_parallel.parity.suite import Result, Settings, SuiteRun, unrun_suite
@@ -161,6 +159,18 @@ def test_junit_by_a_parser_of_its_format(written: Path) -> None:
     assert properties["launcher"] == "torchrun"
 
 
+def test_junit_of_strange_names(tmp_path: Path) -> None:
+    case = replace(CASES[0], name=f"a {HOSTILE}", parallelism="<\x00>")
+    write_report(
+        build_document(Settings(("torch",), "cpu"), unrun_suite(("torch",), [case], "gone"), STARTED),
+        str(tmp_path),
+    )
+    (suite,) = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    (found,) = suite
+    assert found.name.startswith("a </pre><script>alert('x')</script> & \ufffd[31m\ufffd\ufffd")
+    assert found.classname == "parity.torch.<\ufffd>"
+
+
 # What the XML schema of the format's readers allows, in the order in which it has to come.
 CHILDREN = {
     "testsuites": ["testsuite"],
@@ -274,28 +284,3 @@ def test_page_has_the_largest_error_by_parallelism_and_dtype(written: Path) -> N
 
 def test_error_text() -> None:
     assert [error_text(each) for each in (0.0, 1.25e-8, "nan", "inf")] == ["0.0e+00", "1.2e-08", "-", "inf"]
-
-
-def test_cann_version(tmp_path: Path) -> None:
-    info = tmp_path / "compiler" / "version.info"
-    info.parent.mkdir()
-    assert cann_version({}) is None
-    assert cann_version({"ASCEND_HOME_PATH": str(tmp_path)}) == "unknown (no compiler/version.info)"
-    info.write_text("Name=x\nVersion=8.5.0.RC1\nversion_dir=8.5\n")
-    assert cann_version({"ASCEND_HOME_PATH": str(tmp_path)}) == "8.5.0.RC1"
-    assert cann_version({"ASCEND_TOOLKIT_HOME": str(tmp_path)}) == "8.5.0.RC1"
-    info.write_text("Name=x\n")
-    assert cann_version({"ASCEND_HOME_PATH": str(tmp_path)}).startswith("unknown")
-
-
-def test_a_device_that_cannot_be_named_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def describe(device_type: str) -> dict[str, str]:
-        raise RuntimeError(f"no name for {device_type}")
-
-    monkeypatch.setattr(environment, "get_platform", lambda: SimpleNamespace(name="x", rank=lambda: 5))
-    monkeypatch.setattr(environment, "find_local_ranks", lambda name: SimpleNamespace(describe=describe))
-    facts = environment.describe_rank("npu")
-    assert (facts.rank, facts.backend) == (5, "unknown")
-    assert facts.device == "npu, unknown: RuntimeError('no name for npu')"
-    monkeypatch.setattr(environment, "find_local_ranks", lambda name: SimpleNamespace())
-    assert environment.describe_rank("npu").device == "npu"

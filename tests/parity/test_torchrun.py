@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from hyper_parallel.parity.cases import selected_cases
-from tests.parity.launches import BIN, FAILING, environment, failure, free_port, report, torchrun, verdicts
+from tests.parity.launches import (
+    BIN,
+    FAILING,
+    environment,
+    failure,
+    free_port,
+    report,
+    running_in,
+    torchrun,
+    verdicts,
+    wait_until,
+)  # fmt: skip
 
 BACKENDS = os.environ.get("HYPER_PARALLEL_TEST_BACKENDS", "torch,mindspore").split(",")
 pytestmark = [
@@ -65,14 +77,14 @@ def test_goes_on_after_mistakes_that_leave_the_ranks_in_step(tmp_path: Path) -> 
 
 
 def test_a_hanging_rank_is_named_after_the_time_out(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, 3, "fsdp on dim 1=hang_on_one", *SOME, "--timeout", "8", program=[FAILING])
+    done = torchrun(tmp_path, 2, "fsdp on dim 1=hang_on_one", *SOME, "--timeout", "6", program=[FAILING])
     assert done.returncode != 0
     document = report(tmp_path / "out")
     assert verdicts(document, "torch")["fsdp on dim 1"] == "failed"
     assert verdicts(document, "torch")["partial+fsdp"] == "not run"
     text = failure(document, "torch", "fsdp on dim 1")
-    assert "timed out after 8 s; silent ranks: [0, 1, 2]" in text
-    assert "in hang_on_one" in text.partition("-- rank 1 was here:")[2].partition("-- rank 2")[0]
+    assert "timed out after 6 s; silent ranks: [0, 1]" in text
+    assert "in hang_on_one" in text.partition("-- rank 1 was here:")[2]
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
@@ -100,7 +112,7 @@ def test_runs_on_an_npu(tmp_path: Path) -> None:
     assert (environment["device"], environment["platforms"]["torch"]["backend"]) == ("npu", "hccl")
 
 
-def test_ranks_that_cannot_join_are_reported(tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_reported_at_once(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 1, "--device", "nowhere", *SOME)
     assert done.returncode != 0
     document = report(tmp_path / "out")
@@ -108,6 +120,49 @@ def test_ranks_that_cannot_join_are_reported(tmp_path: Path) -> None:
     reason = document["cases"][0]["platforms"]["torch"]["reason"]
     assert "the ranks did not come together" in reason
     assert "finds no nowhere device" in reason
+    assert "Traceback" not in reason
+    assert "parity: torch " in done.stdout
+
+
+def test_a_start_that_fails_is_reported_though_rank_0_is_killed(tmp_path: Path) -> None:
+    """Rank 1 ends while rank 0 waits for it, so that torchrun ends rank 0."""
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "from hyper_parallel.parity.command import main\n"
+        "from hyper_parallel_torch import local_ranks\n"
+        "joining, join = pathlib.Path('joining'), local_ranks.join_launched\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not joining.exists():\n"
+        "        time.sleep(0.05)\n"
+        "    sys.exit('the mistake of rank 1')\n"
+        "local_ranks.join_launched = lambda *how: (joining.touch(), join(*how))\n"
+        "sys.exit(main())\n"
+    )
+    done = torchrun(tmp_path, 2, *SOME, program=[str(script)])
+    assert done.returncode != 0
+    document = report(tmp_path / "out")
+    assert set(verdicts(document, "torch").values()) == {"not run"}
+    assert "rank 0 ended before" in document["cases"][0]["platforms"]["torch"]["reason"]
+
+
+def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
+    launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", FAILING]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*launcher, "fsdp on dim 1=hang_on_one", *SOME],
+            cwd=tmp_path, env=environment(), stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    wait_until((tmp_path / "hanging1").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+    wait_until(lambda: not running_in(tmp_path))
+    document = report(tmp_path / "out")
+    assert (document["passed"], document["failed"], document["not_run"]) == (2, 0, 4)
+    expected = (
+        "interrupted in 'fsdp on dim 1, float32, 2 ranks': torchrun told rank 0, rank 1 to end (SIGINT)"
+    )
+    assert {case["platforms"]["torch"]["reason"] for case in document["cases"][2:]} == {expected}
 
 
 def test_nodes_with_other_names_meet_at_the_masters_address(tmp_path: Path) -> None:
@@ -143,6 +198,7 @@ def test_nodes_with_other_names_meet_at_the_masters_address(tmp_path: Path) -> N
         (["--platforms", "torch", "mindspore"], {}, "the ranks of torchrun run torch, but"),
         (["--world-sizes", "1", "2"], {}, "torchrun has started 1 ranks"),
         ([], {"HYPER_PARALLEL_PLATFORM": "mindspore"}, "HYPER_PARALLEL_PLATFORM asks for mindspore"),
+        ([], {"HYPER_PARALLEL_PLATFORM": "nobody"}, "no entry point 'nobody'"),
     ],
 )
 def test_what_does_not_fit_the_launcher_is_refused(
@@ -157,3 +213,4 @@ def test_what_does_not_fit_the_launcher_is_refused(
     )  # fmt: skip
     assert done.returncode == 2
     assert message in done.stderr
+    assert "Traceback" not in done.stderr

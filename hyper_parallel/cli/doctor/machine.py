@@ -4,10 +4,14 @@ Everything comes from ``environ`` and from files under ``root``, so that a test 
 Where CANN and the driver put what was not seen on a machine of ours: it is taken from their installation guides
 (default paths, ``ascend_toolkit_install.info``), from the check that MindSpore 2.10 makes (``compiler/version.info``),
 and from torch_npu's ``_cann_package_check`` (which variables have to be set).
+
+Paths come from the user's variables and may lie where this user may not look, which ``Path.is_file`` and its kin raise
+for in some versions of Python, and ``os.path`` and ``glob`` take for absent.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import re
@@ -103,7 +107,7 @@ def read_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")
         cann=_read_cann(environ, root),
         variables={name: environ[name] for name in sorted(environ) if _is_shown(name)},
         missing_files=tuple(
-            n for n in FILE_VARIABLES if n in environ and not _at(root, environ[n]).is_file()
+            n for n in FILE_VARIABLES if n in environ and not os.path.isfile(_at(root, environ[n]))
         ),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
     )
@@ -127,7 +131,7 @@ def _distribution(root: Path) -> str:
 def _read_devices(environ: Mapping[str, str], root: Path) -> Devices:
     npu_files = _numbered(root / "dev", "davinci")
     control = [root / "dev" / name for name in ("davinci_manager", "devmm_svm", "hisi_hdc")]
-    openable = [*npu_files, *filter(Path.exists, control)]
+    openable = [*npu_files, *filter(os.path.exists, control)]
     tools = [_at(root, folder) / "npu-smi" for folder in environ.get("PATH", "").split(os.pathsep) if folder]
     return Devices(
         npu_files=tuple(map(str, npu_files)),
@@ -143,23 +147,25 @@ def _read_cann(environ: Mapping[str, str], root: Path) -> Cann:
     homes = [_at(root, variables[name]) for name in CANN_VARIABLES[:2] if name in variables]
     beside = [folder / "set_env.sh" for home in homes for folder in (home, home.parent)]
     bases = [root / "usr/local", *([_at(root, environ["HOME"])] if environ.get("HOME") else [])]
-    folders = [path for base in bases for name in _CANN_FOLDERS for path in sorted(base.glob(name))]
-    folders += [path for entry in sys.path for path in sorted(Path(entry).glob("ascend/cann*"))]
+    folders = [path for base in bases for name in _CANN_FOLDERS for path in _matches(base, name)]
+    folders += [path for entry in sys.path for path in _matches(Path(entry), "ascend/cann*")]
     installed = [folder / "set_env.sh" for folder in folders]
-    scripts = [path for path in dict.fromkeys([*beside, *installed]) if path.is_file()]
+    scripts = [path for path in dict.fromkeys([*beside, *installed]) if os.path.isfile(path)]
     found = homes or [folder for path in scripts for folder in (path.parent, path.parent / "latest")]
     libraries = [entry for entry in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
     return Cann(
         variables=variables,
-        missing=tuple(name for name, path in variables.items() if not _at(root, path).is_dir()),
-        library=next((entry for entry in libraries if (_at(root, entry) / "libascendcl.so").exists()), None),
+        missing=tuple(name for name, path in variables.items() if not os.path.isdir(_at(root, path))),
+        library=next(
+            (entry for entry in libraries if os.path.exists(_at(root, entry) / "libascendcl.so")), None
+        ),
         version=next(filter(None, map(_cann_version, found)), None),
         scripts=tuple(map(str, scripts)),
     )
 
 
 def _cann_version(home: Path) -> str | None:
-    installed = sorted(home.glob("*-linux/ascend_*_install.info"))
+    installed = _matches(home, "*-linux/ascend_*_install.info")
     fields = [(home / "compiler/version.info", "Version"), *((path, "version") for path in installed)]
     return next(filter(None, (_field(path, name) for path, name in fields)), None)
 
@@ -169,12 +175,16 @@ def _at(root: Path, path: str) -> Path:
 
 
 def _numbered(folder: Path, name: str) -> list[Path]:
-    found = ((re.fullmatch(rf"{name}(\d+)", path.name), path) for path in folder.glob(f"{name}*"))
+    found = ((re.fullmatch(rf"{name}(\d+)", path.name), path) for path in _matches(folder, f"{name}*"))
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
 def _first(paths: Iterable[Path]) -> str | None:
-    return next((str(path) for path in paths if path.is_file()), None)
+    return next((str(path) for path in paths if os.path.isfile(path)), None)
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    return [folder / name for name in sorted(glob.glob(pattern, root_dir=folder))]
 
 
 def _field(path: Path, name: str) -> str | None:

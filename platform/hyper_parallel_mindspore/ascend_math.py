@@ -20,11 +20,11 @@ import numpy as np
 from mindspore import Tensor, mint
 
 from hyper_parallel.core.norm import NormKind
+from hyper_parallel_mindspore.block_sums import extremum, statistic, total
 from hyper_parallel_mindspore.tensor_math import MindSporeMath, check_foreach, digest, in_kind, whole
 
-_BLOCK = 4096
 _EXACT_BYTES = 3  # an integer of so many is exact in float32
-_CHUNK = _BLOCK * 4096
+_CHUNK = 2**24
 
 
 class AscendMath(MindSporeMath):
@@ -33,13 +33,11 @@ class AscendMath(MindSporeMath):
     def statistic(self, tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) -> Tensor:
         check_foreach(foreach)
         self.check_in_place(tensors)
-        found = [_statistic(chunk, kind.p) for tensor in tensors for chunk in _chunks(tensor)]
+        found = [statistic(chunk, kind.p) for tensor in tensors for chunk in _chunks(tensor)]
         if not found:
             return _constant(kind.identity).reshape(())
         values = mint.cat(found)
-        if math.isinf(kind.p):
-            return _extremum(values, largest=kind.p > 0).reshape(())
-        return mint.sum(values)
+        return (extremum(values, kind.p > 0) if math.isinf(kind.p) else total(values)).reshape(())
 
     def pack(self, values: Sequence[Tensor | float], like: Tensor | None) -> Tensor:
         pieces: list[Tensor] = []
@@ -139,25 +137,3 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
     if tensor.size:
         for chunk in mint.split(tensor.reshape(-1), _CHUNK):
             yield chunk.astype(mindspore.float32)
-
-
-def _statistic(chunk: Tensor, p: float) -> Tensor:
-    """One number, or one for each block, as a sum over a whole chunk may drift."""
-    if math.isinf(p):
-        return _extremum(mint.abs(chunk), largest=p > 0)
-    if p == 0:
-        powers = mint.ne(chunk, 0.0).astype(mindspore.float32)
-    else:
-        powers = mint.square(chunk) if p == 2 else mint.pow(mint.abs(chunk), p)
-    number = chunk.size // _BLOCK * _BLOCK
-    sums = [mint.sum(powers[:number].reshape(-1, _BLOCK), dim=1)] if number else []
-    if number < chunk.size:
-        sums.append(mint.sum(powers[number:]).reshape(1))
-    return mint.cat(sums) if len(sums) > 1 else sums[0]
-
-
-def _extremum(values: Tensor, largest: bool) -> Tensor:
-    """The largest or smallest, or NaN if that is among them: max and min alone may drop it."""
-    end = mint.max(values) if largest else mint.min(values)
-    poison = mint.sum(mint.isnan(values).astype(mindspore.float32))
-    return mint.where(poison > 0, math.nan, end).reshape(1)

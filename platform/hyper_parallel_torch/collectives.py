@@ -50,6 +50,14 @@ class TorchCollectives:
 
 
 def _served(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The buffer on a device that the group has a backend for (gradients may be offloaded to the CPU)."""
+    """The buffer on a device that the group has a backend for (gradients may be offloaded to the CPU).
+
+    Of several backends ("cpu:gloo,cuda:nccl") it is the accelerator's, also for what lies on the CPU: on other ranks it
+    may lie on the accelerator, as on those a pipeline stage without parameters meets.
+    """
     devices = {device.type for device in group._device_types}
+    if len(devices) > 1:
+        backends = {pair.partition(":")[2] for pair in dist.get_backend_config(group).split(",")}
+        if len(backends) > 1:
+            devices.discard("cpu")
     return buffer if not devices or buffer.device.type in devices else buffer.to(min(devices))

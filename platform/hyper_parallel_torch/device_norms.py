@@ -1,8 +1,9 @@
 """Statistics on an accelerator, without waiting for it.
 
-Where there is float64, norms of whole tensors are taken by the foreach kernels and combined in float64. Where there is
-none (NPUs), the order in which a kernel sums is not documented, so powers are added up over blocks of 128 elements,
-and these sums in blocks again, until one is left: no sum is longer than a block, whatever its order. Small tensors are put
+Where there is float64, 1- and 2-norms of whole tensors are taken by the foreach kernels and combined in float64. Where
+there is none (NPUs), the order in which a kernel sums is not documented, so powers are added up over blocks of 128
+elements, and these sums in blocks again, until one is left: no sum is longer than a block, whatever its order. So are the
+powers of other orders everywhere, in the widest float, as they and their roots may leave float32. Small tensors are put
 together first: their copy costs less than a kernel for each.
 """
 
@@ -33,10 +34,10 @@ def device_statistic(tensors: Sequence[Tensor], kind: NormKind, foreach: bool) -
         return ends.amax() if kind.p > 0 else ends.amin()
     if kind.p == 0:
         return torch.stack([torch.count_nonzero(plain(tensor)) for tensor in tensors]).sum().to(dtype)
-    if dtype == torch.float64:
+    if dtype == torch.float64 and kind.p in (1, 2):
         values = torch.stack(_norms(tensors, kind.p, foreach)).to(dtype)
-        return torch.dot(values, values) if kind.p == 2 else (values**kind.p).sum()
-    sums = _block_sums(tensors, kind.p, foreach)
+        return torch.dot(values, values) if kind.p == 2 else values.sum()
+    sums = _block_sums(tensors, kind.p, foreach).to(dtype)
     while sums.numel() > 1:
         sums = _block_sums([sums], 1, foreach)
     return sums[0]
@@ -57,9 +58,9 @@ def _block_sums(tensors: Sequence[Tensor], p: float, together: bool) -> Tensor:
 
 
 def _sums(piece: Tensor, p: float) -> Iterator[Tensor]:
-    dtype = _accumulator(piece.dtype)
     if p not in (1, 2):  # the kernel would take a root, by an exponent rounded to float32
-        piece, dtype, p = piece.abs().to(torch.float32) ** p, torch.float32, 1
+        piece, p = piece.abs().to(widest_float(piece.device)) ** p, 1
+    dtype = _accumulator(piece.dtype)
     whole = piece.numel() // _BLOCK * _BLOCK
     for blocks in (piece[:whole].view(-1, _BLOCK), piece[whole:].view(1, -1)):
         if blocks.numel():

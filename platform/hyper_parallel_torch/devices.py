@@ -34,6 +34,9 @@ _PLAIN_FORMATS = (0, 1, 2, 30)
 _PLAIN_OF = {3: 0, 4: 0, 27: 30, 32: 30, 33: 30}
 _ND = 2
 
+# Said wherever a tensor is made, as ``torch.set_default_device`` may say otherwise.
+_CPU = torch.device("cpu")
+
 
 @lru_cache(maxsize=256)
 def widest_float(device: torch.device, others: tuple[str, ...] = ()) -> torch.dtype:
@@ -99,7 +102,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 def filled(number: float, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """A 0-d tensor, without a copy from the host."""
-    return torch.full((), number, dtype=dtype, device=device)
+    return torch.full((), number, dtype=dtype, device=device or _CPU)
 
 
 def moved(scalar: Tensor, device: torch.device) -> Tensor:
@@ -112,14 +115,24 @@ def moved(scalar: Tensor, device: torch.device) -> Tensor:
     return scalar.to(dtype).to(device)
 
 
+def unrounded(factor: Tensor, tensor: Tensor) -> Tensor:
+    """A 0-d float32 factor, in the form in which a product with the tensor is rounded once.
+
+    Beside a 16-bit tensor a 0-d factor has no say in the dtype. On the CPU it is float32 all the same, while on an
+    accelerator it may be rounded to 16 bits first (CUDA: aten/src/ATen/native/cuda/Loops.cuh,
+    `opmath_symmetric_gpu_kernel_with_scalars`); one of as many dims as the tensor makes the product float32.
+    """
+    return factor if factor.is_cpu else factor.view((1,) * tensor.ndim)
+
+
 def numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A new 1-d tensor, copied from the host only if these values are new there."""
     if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
+        return torch.tensor(values, dtype=dtype, device=device)
     return _kept(array("d", values).tobytes(), dtype, device).clone()
 
 
 @lru_cache(maxsize=32)
 def _kept(values: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
     # Bytes, as 0.0 and -0.0 are equal and NaN is not.
-    return torch.tensor(array("d", values), dtype=dtype).to(device)
+    return torch.tensor(array("d", values), dtype=dtype, device=_CPU).to(device)

@@ -44,23 +44,23 @@ def torch_placement(placement: Any) -> Any:
     return placement if build is None else build(placement)
 
 
-@lru_cache(maxsize=256)
 def core_mesh(mesh: DeviceMesh) -> Mesh:
     """The core's mesh, with the root that torch sliced it from."""
     root = mesh._get_root_mesh()
+    return _core_mesh(mesh, None if root is mesh or root == mesh else core_mesh(root))
+
+
+@lru_cache(maxsize=256)
+def _core_mesh(mesh: DeviceMesh, root: Mesh | None) -> Mesh:
+    # To torch, a mesh and a slice of another one may be equal.
     names = mesh.mesh_dim_names
     ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
-    return Mesh(
-        tuple(mesh.shape),
-        ranks,
-        None if names is None else tuple(names),
-        None if root is mesh or root == mesh else core_mesh(root),
-    )
+    return Mesh(tuple(mesh.shape), ranks, None if names is None else tuple(names), root)
 
 
 @lru_cache(maxsize=65536)
-def _core_layout(mesh: DeviceMesh, placements: tuple[Any, ...], global_shape: tuple[int, ...]) -> Layout:
-    return Layout(core_mesh(mesh), tuple(map(core_placement, placements)), global_shape)
+def _core_layout(mesh: Mesh, placements: tuple[Any, ...], global_shape: tuple[int, ...]) -> Layout:
+    return Layout(mesh, tuple(map(core_placement, placements)), global_shape)
 
 
 class ProcessGroups:
@@ -92,8 +92,7 @@ class ProcessGroups:
 
     def layout(self, mesh: DeviceMesh, placements: tuple[Any, ...], global_shape: tuple[int, ...]) -> Layout:
         """The core's layout, after noting the groups of the mesh and of its root."""
-        self.mesh(mesh)
-        return _core_layout(mesh, placements, global_shape)
+        return _core_layout(self.mesh(mesh), placements, global_shape)
 
     def mesh(self, mesh: DeviceMesh | dist.ProcessGroup) -> Mesh:
         """The core's mesh of a device mesh or a process group, after noting its groups."""

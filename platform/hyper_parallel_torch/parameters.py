@@ -53,6 +53,9 @@ class TorchParameters:
             if isinstance(gradient, DTensor):
                 local.append(_waited(gradient._local_tensor))
                 signature.append(gradient._spec)
+            elif gradient is None and isinstance(parameter, DTensor) and parameter.requires_grad:
+                local.append(None)
+                signature.append(parameter._spec)  # most often that of its gradient: nothing to plan anew
             else:
                 local.append(gradient)
                 signature.append((parameter.requires_grad, _attached(parameter, gradient)))

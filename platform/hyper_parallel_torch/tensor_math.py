@@ -28,6 +28,7 @@ from hyper_parallel_torch.devices import (
     moved,
     numbers,
     plain,
+    unrounded,
     widest_float,
 )
 from hyper_parallel_torch.layouts import ProcessGroups
@@ -102,15 +103,20 @@ class TorchMath:
             together, alone = by_format(members)
             if foreach is False or not has_foreach(device):
                 together, alone = [], members
+            elif device.type != "cpu":  # for 16 bits times 32 the kernels are loops anyway
+                alone += [tensor for tensor in together if tensor.itemsize == 2]
+                together = [tensor for tensor in together if tensor.itemsize != 2]
             if together:
                 torch._foreach_mul_(together, factor)
             for tensor in alone:
-                tensor.mul_(factor)
+                tensor.mul_(unrounded(factor, tensor))
 
     @torch.no_grad()
     def scaled(self, gradients: Sequence[Tensor], coefficient: Tensor) -> list[Tensor]:
+        members = [_local(gradient) for gradient in gradients]
+        factors = {device: moved(coefficient, device) for device in {local.device for local in members}}
         # A product of two 0-d tensors has the wider dtype of the two.
-        products = ((_local(g) * moved(coefficient, g.device)).to(g.dtype) for g in gradients)
+        products = ((t * unrounded(factors[t.device], t)).to(t.dtype) for t in members)
         return [_like(gradient, product) for gradient, product in zip(gradients, products, strict=True)]
 
     @torch.no_grad()
@@ -174,7 +180,7 @@ def _statistic(tensors: Sequence[Tensor], kind: NormKind, foreach: bool | None) 
     total = _square_sum(found) if kind.p == 2 else math.nan
     if kind.p != 2 or not _in_range(total, found):
         total = _on_host(found, kind)
-    return torch.tensor(total, dtype=torch.float64)
+    return torch.tensor(total, dtype=torch.float64, device=device)
 
 
 def _on_host(tensors: Sequence[Tensor], kind: NormKind) -> float:

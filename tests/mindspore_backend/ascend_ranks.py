@@ -11,7 +11,8 @@ from mindspore import Parameter, mint
 import hyper_parallel
 from hyper_parallel import Partial, Placement, Replicate, Shard
 from hyper_parallel.parity import worker
-from hyper_parallel.parity.cases import Case
+from hyper_parallel.parity.cases import MAX_NORM, Case
+from hyper_parallel_mindspore.graph import ClipGrads
 from tests.mindspore_backend import graph_ranks
 from tests.mindspore_backend.ranks import LAYOUTS
 from tests.mindspore_backend.simulated_ascend import ATLAS_910, ATLAS_A2, ascend
@@ -34,9 +35,11 @@ def run_case(case: Case) -> tuple[list[worker.Outcome], Calls]:
 
 
 def run_in_a_graph(case: Case) -> list[worker.Outcome]:
-    """The same in a compiled graph, whose all-reduce is MCCL's own."""
+    """The same in a compiled graph that was built on the NPU; its operations are the CPU's, its all-reduce is MCCL's."""
+    held, parameters, gradients, pp_mesh = graph_ranks.build(case)
     with ascend():
-        return graph_ranks.run_case(case, ("jit",), (2.0,))
+        clip = ClipGrads(parameters, MAX_NORM, pp_mesh=pp_mesh)
+    return [graph_ranks.outcome(case, held, "jit", 2.0, graph_ranks.call(clip, gradients, "jit"))]
 
 
 def steps(kind: str, p: float, number: int) -> tuple[list[tuple[int, Calls]], float, np.ndarray | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, mint, nn
 
 import hyper_parallel
@@ -16,6 +17,7 @@ from hyper_parallel import Mesh, Partial, Replicate, Shard
 from hyper_parallel.parity.cases import MAX_NORM, Case
 from hyper_parallel.parity.oracle import local_gradient
 from hyper_parallel.parity.worker import Outcome
+from hyper_parallel_mindspore import graph_norm
 from hyper_parallel_mindspore.graph import ClipGrads
 from tests.mindspore_backend.tensors import array, rank, tensor
 
@@ -72,12 +74,18 @@ def run_case(case: Case, forms: Sequence[str], orders: Sequence[float]) -> list[
             results["functional"] = hyper_parallel.clip_grads(
                 gradients, MAX_NORM, p, params=parameters, pp_mesh=pp_mesh
             )
-        for form, (clipped, norm) in results.items():
-            values: list[Any] = [None] * len(case.tensors)
-            for index, gradient in zip(held, clipped, strict=True):
-                values[index] = array(gradient)
-            outcomes.append(Outcome(form, p, float(array(norm)), tuple(values)))
+        outcomes += [outcome(case, held, form, p, result) for form, result in results.items()]
     return outcomes
+
+
+def outcome(
+    case: Case, held: Sequence[int], form: str, p: float, result: tuple[Sequence[Tensor], Tensor]
+) -> Outcome:
+    clipped, norm = result
+    values: list[Any] = [None] * len(case.tensors)
+    for index, gradient in zip(held, clipped, strict=True):
+        values[index] = array(gradient)
+    return Outcome(form, p, float(array(norm)), tuple(values))
 
 
 def mesh_of_all() -> Any:
@@ -93,6 +101,24 @@ def nonfinite(value: float, p: float, placement: Any, form: str) -> tuple[float,
     last = value if rank() == mesh.size() - 1 else 1.0
     (clipped,), norm = call(ClipGrads([parameter], 0.5, p), [tensor([1.0, 1.0, last])], form)
     return float(array(norm)), array(clipped).tolist()
+
+
+def partial_terms(
+    sizes: Sequence[int], reduce_ops: Sequence[str], bucket: int, p: float
+) -> tuple[float, list[Any]]:
+    """The norm of Partial gradients reduced in buckets of so many elements, and these gradients, unclipped."""
+    shape = tuple(2 for _ in reduce_ops) if len(reduce_ops) > 1 else (mint.distributed.get_world_size(),)
+    mesh = hyper_parallel.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
+    placements = [Partial(reduce_op) for reduce_op in reduce_ops]
+    parameters = [
+        hyper_parallel.attach_layout(Parameter(tensor(np.ones(size))), mesh, placements) for size in sizes
+    ]
+    generator = np.random.default_rng(rank())
+    gradients = [tensor(generator.standard_normal(size)) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_norm, "_BUCKET_NUMEL", bucket)
+        _, norm = call(ClipGrads(parameters, 1.0, p), gradients, "jit")
+    return float(array(norm)), [array(gradient) for gradient in gradients]
 
 
 def two_meshes(p: float) -> tuple[float, np.ndarray | None, float]:

@@ -30,7 +30,7 @@ from mindspore.communication import get_process_group_ranks
 
 from hyper_parallel.platforms import get_platform
 from hyper_parallel.preparation import forget_layouts
-from hyper_parallel_mindspore import ascend_math, collectives, process_groups
+from hyper_parallel_mindspore import ascend_math, block_sums, collectives, process_groups
 from hyper_parallel_mindspore.host_memory import BFLOAT16, _Memory, in_order
 
 ATLAS_A2 = frozenset({"Int8", "Int16", "Int32", "Int64", "Float16", "BFloat16", "Float32"})
@@ -59,7 +59,8 @@ def ascend(dtypes: frozenset[str] = ATLAS_A2) -> Iterator[Seen]:
         )
         # MCCL has no options
         patch.setattr(process_groups, "create_group", lambda name, ranks, _: create_group(name, ranks))
-        patch.setattr(ascend_math, "mint", Mint())
+        for module in (ascend_math, block_sums):
+            patch.setattr(module, "mint", Mint())
         patch.setattr(Tensor, "mul_", _mul)
         patch.setattr(Tensor, "copy_", _copy)
         for name in ("asnumpy", "item", "tolist", "__float__", "__int__", "__bool__"):

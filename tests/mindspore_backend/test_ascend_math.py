@@ -121,6 +121,20 @@ def test_constants_are_put_on_the_device_once_and_stay_what_they_are() -> None:
     assert MATH.read(MATH.pack([1.0], None), True) == [1.0]
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
+def test_many_equal_elements_add_up(value: float) -> None:
+    found = float(array(MATH.statistic([mindspore.mint.ones(20_000_003) * value], NormKind(2), None)))
+    assert math.sqrt(found) == pytest.approx(
+        math.sqrt(20_000_003) * float(np.float32(value)), rel=1e-6, abs=0
+    )
+
+
+@pytest.mark.parametrize("number", [2**23 + 1, 2**24 - 1])
+def test_counts_that_float32_knows_are_exact(number: int) -> None:
+    statistic = MATH.statistic([mindspore.mint.ones(number)], NormKind(0), None)
+    assert float(array(NormKind(0).root(statistic))) == number
+
+
 def test_no_finite_element_is_blamed_in_a_tensor_with_more_than_float32_can_count() -> None:
     ones = mindspore.mint.ones(2**24 + 3)
     assert MATH.nonfinite_count(ones) == 0

@@ -78,11 +78,11 @@ STRATEGIES: dict[str, Callable[[Model, str], None]] = {
 }
 
 
-def trained(strategy: str | None, device_type: str = "cpu") -> Model:
+def trained(strategy: str | None, device_type: str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
     """A model with gradients of one batch, the same global batch on all ranks, sharded as ``strategy`` says."""
     torch.manual_seed(0)
-    model = Model().to(device_type)
-    batch = torch.randn(3, 4, _WIDTH).to(device_type)
+    model = Model().to(device_type, dtype)
+    batch = torch.randn(3, 4, _WIDTH).to(device_type, dtype)
     if strategy is not None:
         STRATEGIES[strategy](model, device_type)
     model(batch).square().sum().backward()

@@ -80,6 +80,13 @@ def partial(device: str, p: float) -> Any:
     return _clip([attach_layout(_parameter(values, device), mesh, [Partial()])], p)
 
 
+def stages(devices: tuple[str, ...], p: float) -> Any:
+    """Two pipeline stages: [3, 4] on the first device, and on the second too, if there is one; else no parameters."""
+    mesh = init_device_mesh("npu", (2,), mesh_dim_names=("pp",))
+    own = [_parameter([3.0, 4.0], device) for device in devices[dist.get_rank() :][:1]]
+    return _clip(own, p, pp_mesh=mesh)
+
+
 def missing_on_one_rank(device: str) -> Any:
     mesh = init_device_mesh("npu", (2,))
     parameter = _sharded([5.0], device, mesh)

@@ -45,6 +45,41 @@ def calls_of_a_later_step(
     return calls.waits, calls.collectives
 
 
+CALLS: dict[str, Callable[[list[torch.Tensor], torch.Tensor], Any]] = {
+    "clip_grad_norm_": lambda parameters, norm: hyper_parallel.clip_grad_norm_(parameters, 0.1),
+    "clip_grads_with_norm_": lambda parameters, norm: hyper_parallel.clip_grads_with_norm_(
+        parameters, 0.1, norm
+    ),
+    "clip_grads": lambda parameters, norm: hyper_parallel.clip_grads(
+        [parameter.grad for parameter in parameters], 0.1, params=parameters
+    ),
+    "clip_grad_value_": lambda parameters, norm: hyper_parallel.clip_grad_value_(parameters, 0.1),
+    "get_total_norm": lambda parameters, norm: hyper_parallel.get_total_norm(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    ),
+}
+
+
+def waits_of_steps(call: str, dtype: torch.dtype, missing: list[int]) -> list[list[str]]:
+    """What the host waits for in each step of an FSDP model of ``dtype``, with new gradients each time.
+
+    The first step has all gradients, and the others none for the parameters ``missing``.
+    """
+    torch.npu.set_device(0)  # type: ignore[attr-defined]
+    parameters = list(models.trained("fsdp", "npu", dtype).parameters())
+    norm = hyper_parallel.clip_grad_norm_(parameters, math.inf)
+    waits = []
+    for step in range(4):
+        for index, parameter in enumerate(parameters):
+            gradient = parameter.grad
+            parameter.grad = None if gradient is None or (step and index in missing) else gradient.clone()
+        with simulated_npu.recorded() as calls:
+            CALLS[call](parameters, norm)
+        waits.append(calls.waits)
+        assert calls.operators
+    return waits
+
+
 def clip_nan_of_rank_1(p: float) -> tuple[float, list[float]]:
     mesh = init_device_mesh("npu", (2,))
     parameter = attach_layout(_parameter([math.nan if dist.get_rank() else 2.0, 1.0]), mesh, [Shard(0)])

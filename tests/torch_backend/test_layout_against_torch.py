@@ -138,6 +138,17 @@ def test_the_platform_describes_real_dtensors_with_the_local_shape_they_have(
             assert torch.equal(our_local(whole, layout, rank), tensor._local_tensor)
 
 
+def test_a_slice_keeps_its_root_where_a_mesh_without_one_is_equal_to_torch() -> None:
+    with rank_of(0, 2):
+        root = Mesh((2, 1), (0, 1), ("dp", "tp"))
+        sliced = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["dp"]
+        alone = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        assert sliced == alone
+        assert [core_mesh(mesh).root for mesh in (sliced, alone, sliced)] == [root, None, root]
+        layouts = TorchPlatform().layout
+        assert [layouts(m, (Shard(0),), (4,)).mesh.root for m in (sliced, alone)] == [root, None]
+
+
 def test_a_mesh_becomes_a_core_mesh_with_its_root() -> None:
     with rank_of(5, 8):
         device_mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))

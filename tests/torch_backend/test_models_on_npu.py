@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
-from tests.torch_backend import models
+from tests.torch_backend import models, on_npu
 from tests.torch_backend.oracle import norm_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ def test_the_host_waits_for_nothing_where_all_is_sharded(
         assert [(call.name, call.dtype, call.ranks) for call in collectives] == [
             ("AllReduce", "float32", (0, 1))
         ]
+
+
+@pytest.mark.parametrize("missing", [[], [1, 4]], ids=["all there", "some missing"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("call", on_npu.CALLS)
+def test_the_host_waits_where_something_is_planned_anew(
+    call: str, dtype: torch.dtype, missing: list[int], npu_ranks: NpuRanks
+) -> None:
+    """In the first step of its kind and not where gradients are missing; ``get_total_norm`` is given new tensors."""
+    planned = {"get_total_norm": {0, 1, 2, 3}, "clip_grads": {0}}
+    for waits in run(npu_ranks, 2, "waits_of_steps", call, dtype, missing):
+        assert {step for step, found in enumerate(waits) if found} == planned.get(call, set())
 
 
 @pytest.mark.parametrize("strategy", ["hsdp", "tp"])

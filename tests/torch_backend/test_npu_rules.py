@@ -14,7 +14,7 @@ import hyper_parallel
 from hyper_parallel import NormKind, get_platform
 from hyper_parallel_torch import device_norms, devices
 from tests.torch_backend import simulated_npu
-from tests.torch_backend.oracle import norm_of
+from tests.torch_backend.oracle import norm_of, wide
 from tests.torch_backend.simulated_npu import Behaviour
 
 pytestmark = pytest.mark.timeout(120)
@@ -83,27 +83,52 @@ def test_scalars_are_float32_whatever_becomes_of_float64(float64: str, p: float)
         assert float(found) == pytest.approx(norm_of(values, p), rel=1e-6)
 
 
-@pytest.mark.parametrize("p", ORDERS)
-def test_an_accelerator_with_float64_combines_in_it(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of CUDA; the device is the simulated one all the same."""
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An accelerator with float64, and the way of CUDA; the device is the simulated one all the same."""
     monkeypatch.setitem(devices._FLOAT64, "npu", lambda device: True)
     devices.widest_float.cache_clear()
-    gradients = [
-        random(50, seed=1).to("npu"),
-        random(9, dtype=torch.float16).to("npu"),
-        random(7, 3).to("npu"),
-    ]
-    values = [array(gradient) for gradient in gradients]
-    try:
-        with simulated_npu.behaving(Behaviour(float64="computed")), simulated_npu.recorded() as calls:
-            statistics = [get_platform().statistic(gradients, NormKind(p), f) for f in (None, False)]
-            assert calls.waits == []
-            assert ("aten::_foreach_norm" in calls.operators) == (p not in (0, INF, -INF))
-            for statistic in statistics:
-                assert statistic.dtype == torch.float64
-                assert NormKind(p).root(statistic).item() == pytest.approx(norm_of(values, p), rel=1e-6)
-    finally:
-        devices.widest_float.cache_clear()
+    with simulated_npu.behaving(Behaviour(float64="computed")):
+        yield
+    devices.widest_float.cache_clear()
+
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+UNLIKE: dict[str, list[torch.Tensor]] = {
+    "several dtypes": [random(50, seed=i, dtype=dtype) for i, dtype in enumerate(KINDS)],
+    "views": [random(30, 40).t(), random(40, 6)[:, ::2], random(40, 6, dtype=torch.bfloat16)[:, 1]],
+    "a channels-last one": [random(2, 3, 4, 5).to(memory_format=torch.channels_last), random(6)[:4]],
+    "neighbours": list(random(1000).split(333)),
+    "empty and 0-d ones": [random(0, 3), random(), random(0)],
+    "zeros": [-torch.zeros(5), torch.zeros(300)],
+    "NaN": [random(5), torch.tensor([1.0, math.nan]).expand(200, 2).contiguous()],
+}
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+@pytest.mark.parametrize("p", [*ORDERS, 0.1, -1.0, 10.0])
+@pytest.mark.parametrize("gradients", UNLIKE.values(), ids=UNLIKE.keys())
+def test_an_accelerator_with_float64_combines_in_it(
+    gradients: list[torch.Tensor], p: float, foreach: bool | None, float64: None
+) -> None:
+    values = [wide(gradient) for gradient in gradients]
+    there = [gradient.to("npu") for gradient in gradients]
+    with simulated_npu.recorded() as calls, np.errstate(all="ignore"):
+        statistic = get_platform().statistic(there, NormKind(p), foreach)
+        assert calls.waits == []
+        assert ("aten::_foreach_norm" in calls.operators) == (p in (1, 2) and foreach is None)
+        assert statistic.dtype == torch.float64
+        expected = norm_of(values, p)
+    assert NormKind(p).root(statistic).item() == pytest.approx(expected, rel=1e-6, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("p", [3.0, 0.5, 0.1, -1.0, 30.0])
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e20])
+def test_with_float64_powers_and_roots_may_leave_float32(size: float, p: float, float64: None) -> None:
+    if p == 30.0 and size != 1.0:
+        size = 100.0
+    gradient = torch.full((200_000,), size)
+    assert norm([gradient.to("npu")], p) == pytest.approx(norm_of([array(gradient)], p), rel=1e-6)
 
 
 # ---- the order of sums
@@ -152,6 +177,24 @@ def test_the_checksum_sees_two_elements_change_places_far_into_a_tensor(distance
         assert len({before, *found}) == 3, start
 
 
+# ---- where numbers of the host are made
+
+
+@pytest.mark.parametrize("elsewhere", ["npu", "meta"])
+@pytest.mark.parametrize("place", ["cpu", "npu"])
+def test_the_default_device_is_not_that_of_the_gradients(place: str, elsewhere: str) -> None:
+    for p in ORDERS:
+        parameters = [graded(random(300).to(place)), graded(random(0).to(place))]
+        values = [array(parameter.grad) for parameter in parameters]
+        devices._kept.cache_clear()
+        with torch.device(elsewhere):
+            found = hyper_parallel.clip_grad_norm_(parameters, 0.5, p)
+            hyper_parallel.clip_grads_with_norm_(parameters, 0.5, 1.0)
+            clipped, _ = hyper_parallel.clip_grads([parameter.grad for parameter in parameters], 0.1, p)
+        assert found.device.type == clipped[0].device.type == place
+        assert found.item() == pytest.approx(norm_of(values, p), rel=1e-6)
+
+
 # ---- what the host waits for
 
 
@@ -193,6 +236,18 @@ def test_a_number_of_the_host_goes_along_with_a_kernel() -> None:
 
 
 # ---- several devices
+
+
+def test_the_coefficient_of_new_gradients_is_copied_once_to_each_device() -> None:
+    places = ["npu:0", "cpu", "npu:0", "cpu", "npu:3", "cpu"]
+    gradients = [random(30, seed=i, dtype=torch.bfloat16).to(place) for i, place in enumerate(places)]
+    coefficient = torch.tensor(1 / 3).to("npu:0")
+    with simulated_npu.recorded() as calls:
+        scaled = get_platform().scaled(gradients, coefficient)
+    assert len(calls.waits) == 2
+    for gradient, result in zip(gradients, scaled, strict=True):
+        assert result.device == gradient.device
+        assert torch.equal(result.cpu(), gradient.cpu() * torch.tensor(1 / 3))
 
 
 @pytest.mark.parametrize("p", ORDERS)

@@ -33,6 +33,12 @@ def cpu_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     yield from joined(tmp_path_factory.mktemp("group") / "cpu", "cpu:gloo", ["cpu"])
 
 
+@pytest.fixture(scope="module")
+def both_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """One group with a backend for each kind of device, as ``init_process_group`` makes it for checkpoints."""
+    yield from joined(tmp_path_factory.mktemp("group") / "both", "cpu:gloo,npu:hccl", ["cpu", "npu"])
+
+
 def run(pool: RankPool, function: str, *args: Any) -> list[Any]:
     return pool.run(f"tests.torch_backend.offloading:{function}", *args)
 
@@ -100,6 +106,32 @@ def test_partial_gradients_hop_in_buckets(device: str, p: float, norm: float, np
 @pytest.mark.parametrize("device", ["cpu", "npu"])
 def test_a_rank_without_gradients_still_finds_the_group(device: str, npu_group: RankPool) -> None:
     assert run(npu_group, "missing_on_one_rank", device) == [5.0, 5.0]
+
+
+@pytest.mark.parametrize(("p", "norm"), [(2.0, 5.0), (1.0, 7.0), (INF, 4.0)])
+@pytest.mark.parametrize("devices", [("npu",), ("cpu",)])
+def test_a_stage_without_parameters_meets_the_others_in_one_backend(
+    devices: tuple[str, ...], p: float, norm: float, both_groups: RankPool
+) -> None:
+    found = run(both_groups, "stages", devices, p)
+    assert [rank[0] for rank in found] == [pytest.approx(norm, rel=1e-6)] * 2
+    assert [[device for device, _ in rank[2]] for rank in found] == [list(devices), []]
+
+
+@pytest.mark.parametrize("devices", [("npu", "cpu"), ("cpu", "npu"), ("cpu", "cpu"), ("npu", "npu")])
+def test_stages_on_different_devices_meet_in_one_backend(
+    devices: tuple[str, ...], both_groups: RankPool
+) -> None:
+    for rank, found in enumerate(run(both_groups, "stages", devices, 2.0)):
+        assert found[:2] == (pytest.approx(50**0.5, rel=1e-6), devices[rank])
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_a_group_with_a_backend_for_each(device: str, both_groups: RankPool) -> None:
+    for rank, found in enumerate(run(both_groups, "plain", device, "npu", 2.0, None)):
+        assert_clipped(found, rank, 13.0, (device, device), device)
+    for norm, place in (found[:2] for found in run(both_groups, "partial", device, 1.0)):
+        assert (norm, place) == (pytest.approx(5.0, rel=1e-6), device)
 
 
 def test_the_simulated_group_refuses_tensors_of_the_cpu(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_one_that_comes_twice_is_scaled_once() -> None:
     np.testing.assert_array_equal(array(gradient), before * 0.5)
 
 
+@pytest.mark.parametrize("foreach", [None, False])
+def test_a_16_bit_one_is_rounded_once(foreach: bool | None) -> None:
+    gradient = private(matrix(40, 50).bfloat16())
+    exact = torch.from_numpy(array(gradient) * float(np.float32(1 / 3)))
+    get_platform().scale_([gradient], torch.tensor(1 / 3).to("npu"), foreach)
+    np.testing.assert_array_equal(array(gradient), exact.float().bfloat16().double().numpy())
+
+
 def test_they_are_clamped() -> None:
     gradients = mixed()
     values = [array(gradient) for gradient in gradients]

@@ -75,6 +75,21 @@ def test_float64_becomes_float32_without_a_word_or_is_computed() -> None:
     assert torch.ones(2).to("npu").cpu().double().dtype == torch.float64
 
 
+@pytest.mark.parametrize("scalars", ["rounded", "in full"])
+def test_a_0d_tensor_beside_16_bits(scalars: str) -> None:
+    values, factor = torch.randn(500).bfloat16(), torch.tensor(1 / 3)
+    tensor, there = values.to("npu"), factor.to("npu")
+    with simulated_npu.behaving(Behaviour(scalars=scalars)):  # type: ignore[arg-type]
+        found = [tensor * there, *torch._foreach_mul([tensor], there), tensor.clone().mul_(there)]
+        in_place = tensor.clone()
+        torch._foreach_mul_([in_place], there)
+    expected = values * (factor.bfloat16() if scalars == "rounded" else factor)
+    assert (values * factor.bfloat16() != values * factor).any()
+    for result in (*found, in_place):
+        assert torch.equal(result.cpu(), expected)
+    assert torch.equal((tensor * there.view(1)).bfloat16().cpu(), values * factor)
+
+
 # ---- what is recorded
 
 

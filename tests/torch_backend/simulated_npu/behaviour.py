@@ -33,6 +33,9 @@ class Behaviour:
     ``float64``: a float64 tensor raises (``refused``), a cast to it gives float32 without a word, as ``_to_copy`` in
     torch_npu's ToKernelNpu.cpp does (``cast to float32``; making one raises here, where the real device makes it and
     fails in a kernel), or it is computed, as on CUDA (``computed``).
+    ``scalars``: a 0-d tensor of the device beside a 16-bit one is rounded to 16 bits before they are multiplied, as on
+    CUDA (aten/src/ATen/native/cuda/Loops.cuh, `opmath_symmetric_gpu_kernel_with_scalars`), or it is not, as on the CPU;
+    what aclnnInplaceMul does is not documented.
     ``average``: HCCL has no AVG, so torch_npu makes it a sum and a division (``getHcclReduceOp``), or nobody does.
     ``maximum_keeps_nan``: NCCL and gloo drop NaN in MAX and MIN; what HCCL does is not documented.
     ``reduced``: the dtypes that collectives reduce.
@@ -42,6 +45,7 @@ class Behaviour:
     """
 
     float64: Literal["refused", "cast to float32", "computed"] = "refused"
+    scalars: Literal["rounded", "in full"] = "rounded"
     average: Literal["sum and division", "refused"] = "sum and division"
     maximum_keeps_nan: bool = False
     reduced: frozenset[torch.dtype] = HCCL_REDUCES

@@ -15,6 +15,12 @@ ND = 2
 _REFUSES_PRIVATE = "_foreach_"
 # A tensor that is only handed on keeps its format; every other result is in the plain one.
 _KEEPS_FORMAT = ("aten::detach", "aten::alias")
+_MULTIPLY = {
+    "aten::mul": torch.ops.aten.mul.Tensor,
+    "aten::mul_": torch.ops.aten.mul_.Tensor,
+    "aten::_foreach_mul": torch.ops.aten._foreach_mul.List,
+    "aten::_foreach_mul_": torch.ops.aten._foreach_mul_.List,
+}
 
 
 class NpuTensor(torch.Tensor):
@@ -97,6 +103,8 @@ def _run(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
     plain = {id(tensor): tensor.misread() if in_memory else tensor.plain() for tensor in tensors}
     known = {id(plain.get(id(tensor), tensor)): tensor for tensor in given}
     raw_args, raw_kwargs = _mapped(lambda tensor: plain.get(id(tensor), tensor), (args, kwargs))
+    if func._schema.name in _MULTIPLY and current().scalars == "rounded":
+        func, raw_args = _with_rounded_scalar(func, raw_args)
     result = func(*raw_args, **raw_kwargs)
     for written in _written(func, args, kwargs):
         if written.blocks is not None:
@@ -108,6 +116,16 @@ def _run(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         return known[id(raw)] if id(raw) in known else on_device(raw, index, func)
 
     return _mapped(owner, result)
+
+
+def _with_rounded_scalar(func: Any, args: Any) -> tuple[Any, Any]:
+    """A product of tensors and a 0-d tensor, which gets the dtype of the result first."""
+    first, scalar = args
+    if not isinstance(scalar, torch.Tensor) or scalar.ndim:
+        return func, args
+    in_list = isinstance(first, list | tuple)
+    rounded = [scalar.to(torch.result_type(tensor, scalar)) for tensor in (first if in_list else [first])]
+    return _MULTIPLY[func._schema.name], (first, rounded if in_list else rounded[0])
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

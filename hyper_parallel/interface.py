@@ -83,13 +83,13 @@ class Collectives(Protocol):
         ...
 
     def all_reduce(self, buffer: Buffer, reduce_op: str, ranks: tuple[int, ...]) -> Buffer:
-        """One all-reduce, ``sum`` or ``max``, that gives the same bits on every rank."""
+        """One all-reduce, ``sum`` or ``max``, that gives the same bits on every rank. ``buffer`` is used up."""
         ...
 
     def reduce_scatter(self, buffer: Buffer, reduce_op: str, ranks: tuple[int, ...]) -> Buffer:
         """Reduce a flat buffer by ``sum``, ``max`` or ``min``; of as many equal slices as ranks, return this rank's.
 
-        Slices go to the ranks in the order of ``ranks``.
+        Slices go to the ranks in the order of ``ranks``. ``buffer`` is used up.
         """
         ...
 
@@ -119,7 +119,7 @@ class TensorMath(Protocol):
         ...
 
     def pack(self, values: Sequence[Scalar | float], like: Tensor | None) -> Buffer:
-        """One buffer on the device of ``like``, or where the process group works."""
+        """A new buffer on the device of ``like``, or where the process group works."""
         ...
 
     def read(self, buffer: Buffer, wait: bool) -> list[float] | None:
@@ -149,7 +149,7 @@ class TensorMath(Protocol):
     def flatten(
         self, pieces: Sequence[tuple[Tensor | None, int, int]], numel: int, fill: float, like: Tensor | None
     ) -> Buffer:
-        """A float32 buffer of ``numel`` elements: of each tensor elements start to stop, one after another.
+        """A new float32 buffer of ``numel`` elements: of each tensor elements start to stop, one after another.
 
         ``fill`` stands for missing tensors and at the end.
         """

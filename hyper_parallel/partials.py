@@ -23,7 +23,7 @@ _IDENTITY = {"sum": 0.0, "avg": 0.0, "max": -math.inf, "min": math.inf}
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Elements ``start`` to ``stop`` of the local tensor of ``member`` (a position in the reduction)."""
 
     member: int
@@ -54,7 +54,7 @@ def reduce_partials(
     reached, nan = _flags(platform, reduction, gradients, anchor)
     statistics = [
         statistic
-        for bucket in _buckets(reduction.numels, BUCKET_NUMEL)
+        for bucket in buckets(reduction.numels, BUCKET_NUMEL)
         if (statistic := _bucket_statistic(platform, kind, reduction, gradients, bucket, reached, anchor))
         is not None
     ]
@@ -92,7 +92,7 @@ def _bucket_statistic(
     kind: NormKind,
     reduction: Reduction,
     gradients: Sequence[Tensor | None],
-    bucket: Sequence[_Piece],
+    bucket: Sequence[Piece],
     reached: Sequence[Sequence[bool]],
     anchor: Tensor | None,
 ) -> Scalar | None:
@@ -115,7 +115,7 @@ def _scattered(
     reduction: Reduction,
     buffer: Buffer,
     numel: int,
-    bucket: Sequence[_Piece],
+    bucket: Sequence[Piece],
     reached: Sequence[Sequence[bool]],
     anchor: Tensor | None,
 ) -> tuple[Buffer, int]:
@@ -164,7 +164,7 @@ def _refilled(
     return platform.flatten([*pieces, (buffer, position, numel)], numel, fill, anchor)
 
 
-def _overlap(bucket: Sequence[_Piece], first: int, last: int) -> Iterator[tuple[_Piece, int, int]]:
+def _overlap(bucket: Sequence[Piece], first: int, last: int) -> Iterator[tuple[Piece, int, int]]:
     """The pieces that lie between two positions in the bucket, with the positions they take there."""
     position = 0
     for piece in bucket:
@@ -175,18 +175,18 @@ def _overlap(bucket: Sequence[_Piece], first: int, last: int) -> Iterator[tuple[
 
 
 @lru_cache(maxsize=256)
-def _buckets(numels: tuple[int, ...], bucket_numel: int) -> tuple[tuple[_Piece, ...], ...]:
+def buckets(numels: tuple[int, ...], bucket_numel: int) -> tuple[tuple[Piece, ...], ...]:
     """Fill buckets in order, cutting tensors where one is full."""
-    buckets: list[list[_Piece]] = []
+    filled: list[list[Piece]] = []
     room = 0
     for member, numel in enumerate(numels):
         start = 0
         while start < numel:
             if not room:
-                buckets.append([])
+                filled.append([])
                 room = bucket_numel
             stop = min(numel, start + room)
-            buckets[-1].append(_Piece(member, start, stop))
+            filled[-1].append(Piece(member, start, stop))
             room -= stop - start
             start = stop
-    return tuple(map(tuple, buckets))
+    return tuple(map(tuple, filled))

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hyper_parallel.core.mesh import Mesh
 from hyper_parallel.core.plan import ReductionPlan, TensorMeta, build_plan
 from hyper_parallel.core.union import Groups
 from hyper_parallel.interface import SHARED_ATTRIBUTE, Description, Platform, Tensor
 from hyper_parallel.platforms import get_platform
-from hyper_parallel.sharing import forget_stages
 
 _MAX_ENTRIES = 64
 
@@ -57,6 +57,7 @@ class _Entry:
 
     signature: Sequence[Hashable]
     pp_mesh: Any
+    pipeline: Mesh | None
     descriptions: tuple[Description, ...]
     references: tuple[weakref.ref[Any], ...]
     groups: Groups
@@ -101,7 +102,8 @@ def prepare(
         local, signature = platform.gradients(parameters, given)
     key = (given is not None, pp_mesh is not None, hash(tuple(names or ())), *map(id, parameters))
     entry = _entries.get(key)
-    if entry is not None and entry.pp_mesh != pp_mesh:
+    # By the core's mesh, as frameworks may take a mesh and a slice of another one to be equal.
+    if entry is not None and entry.pp_mesh is not pp_mesh and entry.pipeline != platform.mesh(pp_mesh):
         entry = None
     known = entry is not None and entry.signature == signature
     if entry is None or not known:
@@ -119,7 +121,6 @@ def prepare(
 def forget_layouts() -> None:
     """Plan anew in the next call, as what is attached to some parameter has changed."""
     _entries.clear()
-    forget_stages()
 
 
 def _describe(
@@ -154,6 +155,7 @@ def _describe(
     entry = _Entry(
         signature,
         call.pp_mesh,
+        pipeline,
         tuple(descriptions),
         references,
         groups,

@@ -54,4 +54,7 @@ class NormKind:
         """
         if math.isinf(self.p) or self.p == 1:
             return statistic
-        return (statistic + 0.5) // 1 if self.p == 0 else statistic ** (1 / self.p)
+        if self.p != 0:
+            return statistic ** (1 / self.p)
+        whole = statistic // 1  # not of the statistic + 0.5, which float32 rounds up from 2**23 on
+        return whole + (statistic - whole) * 2 // 1

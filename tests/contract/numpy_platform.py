@@ -1,7 +1,9 @@
 """A third party's platform: NumPy arrays, and ranks that are threads of ``numpy_world``.
 
 It is reached like any other, through an entry point: ``numpy = tests.contract.numpy_platform:NumpyPlatform``.
-The reduction MAX drops NaN, as gloo's and NCCL's do.
+It shares memory wherever a framework may: reductions are in place and spoil what they leave of a buffer, and an
+element of a buffer is a view of it, so that a scalar changes with its buffer. MAX and MIN drop NaN, as gloo's and
+NCCL's do.
 """
 
 from __future__ import annotations
@@ -45,6 +47,15 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+
+class Buffer(np.ndarray):
+    """A 1-d array whose elements are views of it, as in torch."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and self.ndim == 1:
+            return self[index : index + 1 or None].reshape(())
+        return super().__getitem__(index)
 
 
 class NumpyParameters:
@@ -104,12 +115,12 @@ class NumpyCollectives:
     def reduce_scatter(self, buffer: np.ndarray, reduce_op: str, ranks: tuple[int, ...]) -> np.ndarray:
         combine = {"sum": np.add, "max": np.fmax, "min": np.fmin}[reduce_op]
         call = Call(("reduce_scatter", reduce_op, buffer.shape), ranks)
-        mine = ranks.index(current_rank())
-
-        def reduced(buffers: list[np.ndarray]) -> np.ndarray:
-            return np.split(combine.reduce(np.stack(buffers), axis=0), len(ranks))[mine]
-
-        return _world().meet(call, buffer.copy(), reduced)
+        found = _world().meet(call, buffer.copy(), lambda buffers: combine.reduce(np.stack(buffers), axis=0))
+        size = len(buffer) // len(ranks)
+        mine = slice(size * ranks.index(current_rank()), size * (ranks.index(current_rank()) + 1))
+        buffer[...] = math.nan
+        buffer[mine] = found[mine]
+        return buffer[mine]
 
     def all_gather_object(self, value: Any, ranks: tuple[int, ...]) -> list[Any]:
         return _world().meet(Call(("all_gather_object",), ranks), value, list)
@@ -145,7 +156,7 @@ class NumpyMath:
             return np.float64(np.count_nonzero(magnitudes)) if kind.p == 0 else np.sum(magnitudes**kind.p)
 
     def pack(self, values: Sequence[Any], like: Any) -> np.ndarray:
-        return np.array([float(value) for value in values])
+        return np.array([float(value) for value in values]).view(Buffer)
 
     def read(self, buffer: np.ndarray, wait: bool) -> list[float] | None:
         return np.asarray(buffer, np.float64).reshape(-1).tolist() if wait or not self.waits else None
@@ -180,7 +191,7 @@ class NumpyMath:
     def flatten(
         self, pieces: Sequence[tuple[np.ndarray | None, int, int]], numel: int, fill: float, like: Any
     ) -> np.ndarray:
-        buffer, position = np.full(numel, fill, np.float32), 0
+        buffer, position = np.full(numel, fill, np.float32).view(Buffer), 0
         for tensor, start, stop in pieces:
             if tensor is not None:
                 buffer[position : position + stop - start] = np.asarray(tensor).reshape(-1)[start:stop]

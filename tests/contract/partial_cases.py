@@ -8,7 +8,7 @@ identity of the op it goes into; an element of which there is no term at all doe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -55,17 +55,16 @@ class Terms:
         here = coordinate_in(layout.mesh.shape, layout.mesh.ranks, rank)
         return tuple(here[d] for d in partial_axes(layout))
 
+    def local(self, rank: int) -> np.ndarray:
+        """The term of ``rank``, or what it would have if it is missing there."""
+        return local_part(self.terms[self.index(rank)], self.layouts[rank], rank)
+
     def gradient(self, rank: int) -> np.ndarray | None:
-        if not self.present[rank]:
-            return None
-        part = local_part(self.terms[self.index(rank)], self.layouts[rank], rank)
-        return part.astype(self.dtype).view(Tensor)
+        return self.local(rank).astype(self.dtype).view(Tensor) if self.present[rank] else None
 
     def parameter(self, rank: int) -> Parameter:
-        layout = self.layouts[rank]
-        part = local_part(self.terms[self.index(rank)], layout, rank)
-        parameter = Parameter(np.ones_like(part, self.dtype), self.gradient(rank))
-        setattr(parameter, LAYOUT_ATTRIBUTE, layout)
+        parameter = Parameter(np.ones_like(self.local(rank), self.dtype), self.gradient(rank))
+        setattr(parameter, LAYOUT_ATTRIBUTE, self.layouts[rank])
         return parameter
 
     def lines(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
@@ -180,9 +179,11 @@ def terms(draw: st.DrawFn, root: Mesh, missing: bool = True) -> Terms:
 
 
 @st.composite
-def partial_cases(draw: st.DrawFn, missing: bool = True) -> PartialCase:
+def partial_cases(
+    draw: st.DrawFn, missing: bool = True, sizes: Sequence[int] = (1, 2, 2, 3, 4, 4, 6, 6, 8)
+) -> PartialCase:
     """Partial tensors beside others, on slices of one root or on two independent meshes of all ranks."""
-    world_size = draw(st.sampled_from([1, 2, 2, 3, 4, 4, 6, 6, 8]))
+    world_size = draw(st.sampled_from(sizes))
     united = draw(st.booleans())
     roots = [draw(whole_meshes(world_size, permuted=united))]
     several = draw(st.integers(0, 3)) == 0

@@ -6,7 +6,7 @@ through others. An element counts if any of them that holds it has a gradient th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -41,15 +41,16 @@ class Spec:
             f"Spec({self.dtype}{self.values.shape}, {where}, present {here}, values {self.values.tolist()})"
         )
 
+    def local(self, rank: int) -> np.ndarray:
+        """What ``rank`` has of the gradient, or would have if it is missing there."""
+        return local_part(self.values, self.layouts[rank], rank)
+
     def gradient(self, rank: int) -> np.ndarray | None:
-        if not self.present[rank]:
-            return None
-        return local_part(self.values, self.layouts[rank], rank).astype(self.dtype).view(Tensor)
+        return self.local(rank).astype(self.dtype).view(Tensor) if self.present[rank] else None
 
     def parameter(self, rank: int) -> Parameter:
         layout = self.layouts[rank]
-        part = local_part(self.values, layout, rank)
-        parameter = Parameter(np.ones_like(part, self.dtype), self.gradient(rank))
+        parameter = Parameter(np.ones_like(self.local(rank), self.dtype), self.gradient(rank))
         if layout is not None:
             setattr(parameter, LAYOUT_ATTRIBUTE, layout)
         return parameter
@@ -239,9 +240,9 @@ def specs(draw: st.DrawFn, root: Mesh, missing: bool) -> Spec:
 
 
 @st.composite
-def cases(draw: st.DrawFn, missing: bool = True) -> Case:
+def cases(draw: st.DrawFn, missing: bool = True, sizes: Sequence[int] = range(1, 7)) -> Case:
     """Slices of one root mesh and plain tensors, or several independent meshes of all ranks."""
-    world_size = draw(st.integers(1, 6))
+    world_size = draw(st.sampled_from(sizes))
     roots = [draw(whole_meshes(world_size))]
     several = draw(st.booleans())
     if several:

@@ -6,7 +6,7 @@ and of the stages that hold one key the first one counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -223,9 +223,10 @@ def pipelines(
     missing: bool = False,
     partial: bool = True,
     empty: bool = True,
+    sizes: Sequence[int] = (2, 3, 4, 4, 6, 6, 8),
 ) -> Pipeline:
     """A pipeline of two or more stages, with shared parameters on some of them."""
-    size = draw(st.sampled_from([2, 3, 4, 4, 6, 6, 8]))
+    size = draw(st.sampled_from(sizes))
     shapes = [s for n in (2, 3) for s in factorisations(size, n) if max(s) > 1]
     shape = draw(st.sampled_from(shapes))
     pp_dim = draw(st.sampled_from([d for d, number in enumerate(shape) if number > 1]))

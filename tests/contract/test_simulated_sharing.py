@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hyper_parallel
 from hyper_parallel import Layout, Mesh, Partial, Replicate, Shard
-from hyper_parallel.interface import LAYOUT_ATTRIBUTE
+from hyper_parallel.interface import LAYOUT_ATTRIBUTE, SHARED_ATTRIBUTE
 from tests.contract.numpy_platform import NumpyMath, Parameter, Tensor
 from tests.contract.numpy_world import World
 from tests.contract.partial_cases import assert_same_sequence, small_buckets
@@ -159,6 +159,48 @@ def test_a_shared_gradient_that_is_missing_on_one_stage_still_counts_once(rooted
         models = [[hyper_parallel.mark_shared(graded(rank, rooted), "emb")] for rank in range(4)]
         models[2][0].grad = models[3][0].grad = None
         assert [o.get() for o in clip(models, rooted)] == [pytest.approx(2.0)] * 4
+
+
+@LINKS
+def test_a_layout_attached_on_one_rank_between_calls_leaves_no_other_waiting(rooted: bool) -> None:
+    """Three stages of two ranks. Ranks of the middle one share nothing, but know what the others share."""
+    root = Mesh((3, 2), tuple(range(6)), ("pp", "dp"))
+
+    def step(rank: int) -> list[float]:
+        lines = [Mesh((3 - d,), root.slice_ranks(rank, (d,)), None, root if rooted else None) for d in (0, 1)]
+        norms = []
+        for _ in range(2):
+            parameter = Parameter(np.ones(2), np.ones(2).view(Tensor))
+            setattr(parameter, LAYOUT_ATTRIBUTE, Layout(lines[1], (Shard(0),), (4,)))
+            models.append(parameter)
+            if rank not in (2, 3):
+                setattr(parameter, SHARED_ATTRIBUTE, "emb")
+            norms.append(float(hyper_parallel.clip_grad_norm_([parameter], 0.1, pp_mesh=lines[0])))
+            if rank == 2:
+                hyper_parallel.attach_layout(np.ones(2).view(Tensor), lines[1], [Replicate()])
+        return norms
+
+    models: list[Parameter] = []
+    groups = {root.slice_ranks(rank, (d,)) for rank in root.ranks for d in (0, 1)}
+    with small_buckets(7):
+        outcomes = World(6, groups | {root.ranks}).run(step)
+    assert [outcome.get() for outcome in outcomes] == [pytest.approx([math.sqrt(8)] * 2)] * 6
+
+
+def test_what_was_learnt_as_another_stage_is_not_taken_for_true() -> None:
+    """Rank 0 alone holds the key as the first stage, then rank 1 alone as the first stage, then both."""
+
+    def step(rank: int) -> list[float]:
+        norms = []
+        for ranks, holders in (((0, 1), {0}), ((1, 0), {1}), ((0, 1), {0, 1})):
+            held = [Parameter(np.ones(4), np.ones(4).view(Tensor)) for _ in holders & {rank}]
+            for parameter in held:
+                hyper_parallel.mark_shared(parameter, "emb")
+            norms.append(float(hyper_parallel.clip_grad_norm_(held, 0.1, pp_mesh=Mesh((2,), ranks))))
+        return norms
+
+    with small_buckets(7):
+        assert World(2).values(step) == [pytest.approx([2.0, 2.0, 2.0])] * 2
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -68,6 +68,15 @@ def test_the_buffer_is_one_dimensional_and_indexed_by_scalars(platform: Platform
     assert number(platform, buffer[1]) == 2.0
 
 
+def test_a_buffer_is_new_memory_since_it_is_reduced_in_place(kit: Kit, platform: Platform) -> None:
+    tensor, one = kit.tensor([3.0, 4.0]), scalar(platform, 5.0)
+    for buffer in (platform.pack([one], tensor), platform.flatten([(tensor, 0, 2)], 2, 0.0, tensor)):
+        buffer[:] = 0.0
+        assert set(platform.read(buffer, True)) == {0.0}
+    assert number(platform, one) == 5.0
+    np.testing.assert_array_equal(kit.array(tensor), [3.0, 4.0])
+
+
 def test_read_without_waiting_gives_the_values_or_none(platform: Platform) -> None:
     assert platform.read(platform.pack([1.5], None), False) in ([1.5], None)
 

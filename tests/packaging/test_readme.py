@@ -24,7 +24,9 @@ def example(framework: str) -> str:
     first, *more = [
         block
         for block in blocks
-        if re.search(rf"^(import {framework}( as \w+)?$|from hyper_parallel_{framework})", block, re.MULTILINE)
+        if re.search(
+            rf"^(import {framework}( as \w+)?$|from hyper_parallel_{framework})", block, re.MULTILINE
+        )
     ]
     return "\n".join([first, *more])
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyper_parallel import Layout, Mesh, Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.preparation import prepare
 from hyper_parallel_torch.layouts import core_mesh, core_placement, torch_placement
 from hyper_parallel_torch.platform import TorchPlatform
 
@@ -147,6 +148,8 @@ def test_a_slice_keeps_its_root_where_a_mesh_without_one_is_equal_to_torch() -> 
         assert [core_mesh(mesh).root for mesh in (sliced, alone, sliced)] == [root, None, root]
         layouts = TorchPlatform().layout
         assert [layouts(m, (Shard(0),), (4,)).mesh.root for m in (sliced, alone)] == [root, None]
+        last = [prepare([], None, pp_mesh).plan.last for pp_mesh in (sliced, alone, sliced)]
+        assert [part is None for part in last] == [True, False, True]
 
 
 def test_a_mesh_becomes_a_core_mesh_with_its_root() -> None:

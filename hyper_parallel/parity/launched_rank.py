@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing import AuthenticationError
@@ -31,6 +32,8 @@ from hyper_parallel.platforms import ENVIRONMENT_VARIABLE, get_platform
 
 _CONNECT_SECONDS = 10.0
 _JUDGE_SECONDS = 30.0
+# Where no rank can start, rank 0 is to end first, with the report: launchers kill it as soon as another has ended.
+_HEAD_START = 5.0
 # Longer than a case may take, so that ranks that wait for a dead one are found waiting.
 _JOIN_SECONDS = 600.0
 
@@ -53,7 +56,9 @@ def run_launched(local: LaunchedRanks, launch: Launch, settings: Settings, selec
             judge.wait(_JUDGE_SECONDS)
         if plain is None:
             raise
-        print(f"parity: {plain}", file=sys.stderr)
+        print(f"parity: {plain}", file=sys.stderr, flush=True)
+        if judge is None:
+            time.sleep(_HEAD_START)
         return 1
     status = _Session(connection, settings.timeout).serve()
     local.leave()

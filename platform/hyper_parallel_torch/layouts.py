@@ -1,7 +1,7 @@
 """Between torch's meshes, placements and DTensor specs and those of the core; and the process groups of the meshes.
 
-``_StridedShard``, ``_get_root_mesh``, ``_spec`` and ``_local_tensor`` have no public names in torch; they are used
-here and in ``parameters`` only.
+``_StridedShard``, ``_get_root_mesh``, ``_mesh_resources``, ``_spec`` and ``_local_tensor`` have no public names in torch;
+they are used here and in ``parameters`` only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import placement_types as torch_placements
 
@@ -44,9 +45,17 @@ def torch_placement(placement: Any) -> Any:
     return placement if build is None else build(placement)
 
 
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that torch sliced this one from, or itself."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    root: DeviceMesh = device_mesh._mesh_resources.get_root_mesh(mesh)  # before torch 2.10
+    return root
+
+
 def core_mesh(mesh: DeviceMesh) -> Mesh:
     """The core's mesh, with the root that torch sliced it from."""
-    root = mesh._get_root_mesh()
+    root = root_mesh(mesh)
     return _core_mesh(mesh, None if root is mesh or root == mesh else core_mesh(root))
 
 
@@ -97,7 +106,7 @@ class ProcessGroups:
     def mesh(self, mesh: DeviceMesh | dist.ProcessGroup) -> Mesh:
         """The core's mesh of a device mesh or a process group, after noting its groups."""
         if isinstance(mesh, DeviceMesh):
-            for each in (mesh, mesh._get_root_mesh()):
+            for each in (mesh, root_mesh(mesh)):
                 self._note(each)
             return core_mesh(mesh)
         ranks = tuple(sorted(dist.get_process_group_ranks(mesh)))

@@ -48,7 +48,10 @@ def join(rank: int, world_size: int, port: int, timeout: float) -> None:
     limit = timedelta(seconds=timeout)
     # Left to itself the store listens on every interface of the machine.
     listener = _listen(port) if rank == 0 else None
-    store = dist.TCPStore(_HOST, port, world_size, rank == 0, limit, master_listen_fd=listener)  # type: ignore[attr-defined]
+    # Up to torch 2.8 the store by libuv takes no listener.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        _HOST, port, world_size, rank == 0, limit, master_listen_fd=listener, use_libuv=False
+    )
     # The time-out of a call is the pool's; this one only has to be out of its way.
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=max(limit, timedelta(hours=1))

@@ -79,6 +79,8 @@ def running_in(folder: Path) -> list[str]:
 
 
 def report(folder: Path) -> Any:
+    """What it says, once its last file is there: the judge may still be writing when the launcher has ended."""
+    wait_until((folder / "parity.html").exists)
     return json.loads((folder / "parity.json").read_text())
 
 

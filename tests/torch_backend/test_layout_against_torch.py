@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -187,3 +189,15 @@ def test_placements_go_to_torch_and_back(placement: Placement, kind: str) -> Non
     assert type(theirs).__module__.startswith("torch.")
     assert core_placement(theirs) == placement
     assert type(core_placement(theirs)) is type(placement)
+
+
+def test_a_root_is_found_as_older_versions_of_torch_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.10 a mesh has no method for it, but the module has a registry."""
+    with rank_of(1, 4):
+        whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        part = whole["b"]
+        expected = core_mesh(part)
+        monkeypatch.delattr(DeviceMesh, "_get_root_mesh")
+        registry = SimpleNamespace(get_root_mesh=lambda mesh: {id(part): whole, id(whole): whole}[id(mesh)])
+        monkeypatch.setattr(device_mesh, "_mesh_resources", registry)
+        assert core_mesh(part) == expected == Mesh((2,), (0, 1), ("b",), core_mesh(whole))

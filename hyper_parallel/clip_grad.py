@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from hyper_parallel.core.norm import NormKind
+from hyper_parallel.core.norm import EPS, NormKind
 from hyper_parallel.diagnosis import raise_nonfinite, replica_errors
 from hyper_parallel.execution import Request, total_norm
 from hyper_parallel.interface import Scalar, Tensor
 from hyper_parallel.platforms import get_platform
-from hyper_parallel.preparation import Prepared, prepare
-
-_EPS = 1e-6
+from hyper_parallel.preparation import Prepared, bounded, prepare
 
 
 def clip_grad_norm_(
@@ -73,7 +71,7 @@ def clip_grad_norm_(
     rank, and the others find a NaN norm.
     """
     max_norm = float(max_norm)
-    prepared = _bounded(prepare(parameters, grads, pp_mesh), max_norm)
+    prepared = bounded(prepare(parameters, grads, pp_mesh), max_norm)
     norm = _measure(prepared, norm_type, error_if_nonfinite, foreach, check_replicas)
     _clip(prepared, max_norm, norm, foreach)
     return _rounded(prepared, norm)
@@ -109,7 +107,7 @@ def clip_grads_with_norm_(
     Arguments and errors are those of ``clip_grad_norm_``; ``total_norm`` is a number or a 0-d tensor.
     """
     max_norm = float(max_norm)
-    _clip(_sound(_bounded(prepare(parameters, grads), max_norm)), max_norm, total_norm, foreach)
+    _clip(_sound(bounded(prepare(parameters, grads), max_norm)), max_norm, total_norm, foreach)
 
 
 def clip_grad_value_(
@@ -167,7 +165,7 @@ def clip_grads(
     grads = [grads] if hasattr(grads, "dtype") else list(grads)
     present = [gradient for gradient in grads if gradient is not None]
     prepared = prepare(present, present, pp_mesh) if params is None else prepare(params, grads, pp_mesh)
-    norm = _measure(_bounded(prepared, max_norm), norm_type, error_if_nonfinite, foreach)
+    norm = _measure(bounded(prepared, max_norm), norm_type, error_if_nonfinite, foreach)
     coefficient = _coefficient(prepared, max_norm, norm)
     clipped = iter(present if coefficient is None else prepared.platform.scaled(present, coefficient))
     return [None if gradient is None else next(clipped) for gradient in grads], _rounded(prepared, norm)
@@ -179,14 +177,6 @@ def _sound(prepared: Prepared) -> Prepared:
         raise prepared.errors[0]
     prepared.platform.check_in_place(prepared.present)
     return prepared
-
-
-def _bounded(prepared: Prepared, max_norm: float) -> Prepared:
-    """The same with an error if nothing can be clipped to ``max_norm``: it may be so on this rank alone."""
-    if max_norm >= 0:
-        return prepared
-    error = ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}")
-    return replace(prepared, errors=(error, *prepared.errors))
 
 
 def _measure(
@@ -238,7 +228,7 @@ def _coefficient(prepared: Prepared, max_norm: float, norm: Scalar | float) -> T
     if max_norm == math.inf or not present:
         return None
     least = platform.cast(1.0, None, present[0])
-    ratio = max_norm / (platform.cast(norm, platform.promoted_dtype([*present, least]), present[0]) + _EPS)
-    bounded = platform.where(ratio > 1, 1.0, ratio)  # not a clamp: some frameworks' clamp(nan) is the bound
-    coefficient = platform.cast(bounded, None, present[0])
+    ratio = max_norm / (platform.cast(norm, platform.promoted_dtype([*present, least]), present[0]) + EPS)
+    limited = platform.where(ratio > 1, 1.0, ratio)  # not a clamp: some frameworks' clamp(nan) is the bound
+    coefficient = platform.cast(limited, None, present[0])
     return None if platform.read(coefficient, False) == [1.0] else coefficient

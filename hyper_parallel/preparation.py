@@ -118,6 +118,14 @@ def prepare(
     return Prepared(platform, entry.plan, entry.tensors, chosen, present, anchor, errors, not known)
 
 
+def bounded(prepared: Prepared, max_norm: float) -> Prepared:
+    """The same with an error if nothing can be clipped to ``max_norm``: it may be so on this rank alone."""
+    if max_norm >= 0:
+        return prepared
+    error = ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}")
+    return replace(prepared, errors=(error, *prepared.errors))
+
+
 def forget_layouts() -> None:
     """Plan anew in the next call, as what is attached to some parameter has changed."""
     _entries.clear()

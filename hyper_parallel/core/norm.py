@@ -16,6 +16,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+EPS = 1e-6
+"""What the coefficient adds to the norm before it divides by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
 
 @dataclass(frozen=True, slots=True)
 class NormKind:

@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyper_parallel_mindspore import local_ranks
+
 packages = ("mindspore",)
 has_scheduler = True
-
-_HOST = "127.0.0.1"
 
 
 def prepare() -> None:
@@ -62,27 +62,8 @@ def _why_no_npu() -> str | None:
 
 def join(device: str, rank: int, world_size: int, port: int, folder: str, timeout: float) -> None:
     """Join the group of all ranks; as rank -1 be the scheduler, and return when the ranks are done."""
-    os.environ.update(
-        MS_WORKER_NUM=str(world_size),
-        MS_SCHED_HOST=_HOST,
-        MS_SCHED_PORT=str(port),
-        MS_TOPO_TIMEOUT=str(max(1, int(timeout))),
-        RANK_SIZE=str(world_size),
-        MS_ROLE="MS_SCHED" if rank < 0 else "MS_WORKER",
-    )
-    if rank >= 0:  # a scheduler with the number of a worker would be counted as that worker
-        os.environ.update(dict.fromkeys(("MS_NODE_ID", "RANK_ID", "DEVICE_ID"), str(rank)))
-    import mindspore
-    from mindspore import mint
-    from mindspore.communication import init
-
-    mindspore.set_context(pynative_synchronize=True)  # an error is raised by the call that made it
-    if device == "cpu":
-        mindspore.set_device("CPU")
-        init("mccl")
-    else:
-        mindspore.set_device("Ascend", max(rank, 0))
-        mint.distributed.init_process_group()
+    local_ranks.describe_group(rank, world_size, port, timeout)
+    local_ranks.start(device, max(rank, 0) if device == "npu" else None)
 
 
 def all_reduce(device: str, number: float) -> float:

@@ -14,14 +14,13 @@ import mindspore
 from mindspore import Tensor, mint, nn, ops
 
 from hyper_parallel import sharing
-from hyper_parallel.core.norm import NormKind
+from hyper_parallel.core.norm import EPS, NormKind
 from hyper_parallel.core.plan import ReductionPlan
 from hyper_parallel.execution import Request, total_norm
 from hyper_parallel.platforms import get_platform
-from hyper_parallel.preparation import prepare
+from hyper_parallel.preparation import bounded, prepare
 from hyper_parallel_mindspore.graph_norm import TotalNorm
 
-_EPS = 1e-6
 _DTYPES = (mindspore.float32, mindspore.float16, mindspore.bfloat16, mindspore.float64)
 
 
@@ -100,10 +99,10 @@ class ClipGrads(nn.Cell):
 
     def _coefficient(self, norm: Tensor) -> Tensor:
         if self.is_fixed:
-            ratio = self.max_norm / (norm + _EPS)
+            ratio = self.max_norm / (norm + EPS)
             return mint.where(ratio > 1.0, 1.0, ratio)  # not a clamp, of which NaN comes out as the bound
         bound = self.max_norm.reshape(()).astype(mindspore.float32)
-        ratio = bound / (norm + _EPS)
+        ratio = bound / (norm + EPS)
         return mint.where(mint.logical_or(ratio > 1.0, mint.isinf(bound)), 1.0, ratio)
 
 
@@ -116,9 +115,9 @@ def _agreed_plan(
 ) -> ReductionPlan:
     """Plan, and let all ranks find out together whether anything is wrong: a call in which no rank has a gradient."""
     prepared = prepare(parameters, [None] * len(parameters), pp_mesh, names or None)
+    if not isinstance(max_norm, Tensor):
+        prepared = bounded(prepared, float(max_norm))
     errors = list(prepared.errors)
-    if not isinstance(max_norm, Tensor) and not float(max_norm) >= 0:
-        errors.append(ValueError(f"max_norm must be at least 0 (inf only measures), got {max_norm}"))
     reduce_ops = {
         reduce_op
         for part in prepared.plan.parts

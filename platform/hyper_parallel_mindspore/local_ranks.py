@@ -38,6 +38,12 @@ def join(rank: int, world_size: int, port: int, timeout: float) -> None:
     Raises:
         RuntimeError: the others did not come within ``timeout`` seconds.
     """
+    describe_group(rank, world_size, port, timeout)
+    start("cpu")
+
+
+def describe_group(rank: int, world_size: int, port: int, timeout: float) -> None:
+    """Set the variables by which this process, as rank -1 the scheduler, finds the others at ``port`` of this machine."""
     os.environ.update(
         MS_WORKER_NUM=str(world_size),
         MS_SCHED_HOST=_HOST,
@@ -52,13 +58,21 @@ def join(rank: int, world_size: int, port: int, timeout: float) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = str(rank)
+
+
+def start(device_type: str, index: int | None = None) -> None:
+    """Take the device (of its kind the one numbered ``index``) and join the group that the variables describe."""
     import mindspore
+    from mindspore import mint
     from mindspore.communication import init
 
-    mindspore.set_device("CPU")
+    mindspore.set_device(_TARGETS[device_type], index)
     # Asynchronous errors surface at a later, unrelated operation, and synchronous calls are faster on a CPU.
     mindspore.set_context(pynative_synchronize=True)
-    init("mccl")
+    if device_type == "cpu":
+        init("mccl")
+    else:
+        mint.distributed.init_process_group()
 
 
 def join_launched(device_type: str, timeout: float) -> None:
@@ -73,19 +87,12 @@ def join_launched(device_type: str, timeout: float) -> None:
         raise DeviceMissing(f"MindSpore runs on {' and '.join(_TARGETS)}, not on {device_type}")
     os.environ.setdefault("GLOG_v", "3")
     import mindspore
-    from mindspore import mint
-    from mindspore.communication import init
 
     if device_type == "npu" and not mindspore.device_context.ascend.is_available():
         raise DeviceMissing(
             f"MindSpore {mindspore.__version__} finds no npu device on {socket.gethostname()}"
         )
-    mindspore.set_device(_TARGETS[device_type])
-    mindspore.set_context(pynative_synchronize=True)
-    if device_type == "cpu":
-        init("mccl")
-    else:
-        mint.distributed.init_process_group()
+    start(device_type)
 
 
 def describe(device_type: str) -> Mapping[str, str]:
